@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 
-from kendall.queueing.measurement.server_counters import NAMES, ServerCounters
+from kendall.queueing.measurement.server_signals import SERVERS, ServerCounters
 from kendall.remote import SYSTEM, Trust, server_root, unanswered
 
 ANSWER_LIMIT = 5.0  # seconds for one reading
@@ -39,4 +39,4 @@ async def read_counters(
     except httpx.HTTPError as error:
         return f"no answer from {url}/metrics: {unanswered(error, url)}"
     counters = ServerCounters.read(body.decode(errors="replace"))
-    return counters or f"{url}/metrics has no queue of {', '.join(NAMES)}"
+    return counters or f"{url}/metrics has no queue of {', '.join(each.name for each in SERVERS)}"

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kendall.queueing.estimation.counters.track_record import PARTS, Hour
-from kendall.server.watch.signals import VLLM, Series, samples_of
+from kendall.queueing.measurement.server_signals import VLLM
+from kendall.server.watch.signals import Series, samples_of
 from tests.support import require_program
 
 Vector = npt.NDArray[Any]

@@ -27,7 +27,7 @@ from kendall.policies import SpecError
 from kendall.policies.text import counted
 from kendall.queueing.errors import CommandError
 from kendall.queueing.latency.profile import Profile
-from kendall.queueing.measurement.server_counters import ServerCounters
+from kendall.queueing.measurement.server_signals import ServerCounters
 from kendall.remote import REFUSED, SYSTEM, Trust, key_refusal, server_root
 from kendall.server.calibration.calibration import CalibrationRequest, Calibrator
 from kendall.server.calibration.designed import PROMPT_TOKENS, SIZES, Cell, DesignedBatches

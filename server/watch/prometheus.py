@@ -19,9 +19,10 @@ import numpy as np
 
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import CommandError
+from kendall.queueing.measurement.server_signals import ALL_NAMES
 from kendall.remote import REFUSED, check_key, check_no_credentials, key_refusal, unanswered
 from kendall.server.watch.options import WatchOptions
-from kendall.server.watch.signals import ALL_NAMES, Series
+from kendall.server.watch.signals import Series
 
 CONNECT, ANSWER = 5.0, 60.0  # seconds
 MOST_BYTES = 256 * 2**20  # of one answer

@@ -32,11 +32,12 @@ from kendall.queueing.estimation.counters.samples import Samples
 from kendall.queueing.estimation.counters.step_law import StepLaw, step_law
 from kendall.queueing.estimation.counters.track_record import PARTS, Hour, Observed
 from kendall.queueing.json_form import to_json
+from kendall.queueing.measurement.server_signals import Server, server_of
 from kendall.remote import server_root
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.prometheus import client_of, get
 from kendall.server.watch.record_text import given_law, interval, law_in_words, seconds
-from kendall.server.watch.signals import Series, Server, samples_of, server_of
+from kendall.server.watch.signals import Series, samples_of
 
 PATHS = ("/metrics", "/prometheus/metrics")
 EVERY = 1.0  # seconds between two scrapes

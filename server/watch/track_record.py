@@ -25,11 +25,12 @@ from kendall.queueing.estimation.counters.track_record import (
 from kendall.queueing.estimation.counters.track_record import track_record as record_of
 from kendall.queueing.json_form import to_json
 from kendall.queueing.measurement.paths import writing
+from kendall.queueing.measurement.server_signals import SERVERS, Server, server_of
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.prometheus import Prometheus, client_of
 from kendall.server.watch.record_page import page
 from kendall.server.watch.record_text import given_law, show
-from kendall.server.watch.signals import SERVERS, Server, samples_of, server_of
+from kendall.server.watch.signals import samples_of
 
 MOST_ROWS = 10_000
 

@@ -20,7 +20,8 @@ from kendall.loadgen.compare.client_side import inferred
 from kendall.loadgen.measures.lengths import lengths_received
 from kendall.policies.text import SpecError
 from kendall.queueing.measurement.record import Record, read_run
-from kendall.queueing.measurement.server_counters import ServerCounters
+from kendall.queueing.measurement.server_signals import TGI, ServerCounters
+from kendall.queueing.measurement.server_signals import VLLM as VLLM_SERVER
 from tests.loadgen.fake_server import DONE, chunk, serving_in_a_thread, stream, usage
 
 VLLM = """# HELP vllm:request_queue_time_seconds Time in the queue
@@ -38,16 +39,16 @@ vllm:request_queue_time_seconds_count{{engine="0",model_name="a"}} {requests}
     [
         (
             VLLM.format(running=3.0, seconds=1.5, requests=10.0),
-            ServerCounters(server="vLLM", running=3, waiting=1, seconds=1.5, requests=10),
+            ServerCounters(server=VLLM_SERVER, running=3, waiting=1, seconds=1.5, requests=10),
         ),
         (  # two engines of one server
             VLLM.format(running=3.0, seconds=1.5, requests=10.0)
             + VLLM.format(running=1.0, seconds=0.5, requests=1e1).replace('"0"', '"1"'),
-            ServerCounters(server="vLLM", running=4, waiting=2, seconds=2.0, requests=20),
+            ServerCounters(server=VLLM_SERVER, running=4, waiting=2, seconds=2.0, requests=20),
         ),
         (
             "tgi_queue_size 2\ntgi_batch_current_size 4\n",
-            ServerCounters(server="TGI", running=4, waiting=2),
+            ServerCounters(server=TGI, running=4, waiting=2),
         ),
         ("sglang:num_running_reqs 1\nsglang:num_queue_reqs nonsense\n", None),
         ("process_cpu_seconds_total 4\n", None),

@@ -14,7 +14,6 @@ import pytest
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.counters.bucketed_lengths import law_of_buckets
 from kendall.queueing.estimation.counters.samples import (
-    GAUGES,
     Samples,
     Totals,
     one_after_the_other,
@@ -22,6 +21,7 @@ from kendall.queueing.estimation.counters.samples import (
 )
 from kendall.queueing.estimation.counters.step_law import met, moved, step_law
 from kendall.queueing.estimation.counters.track_record import track_record
+from kendall.queueing.measurement.server_signals import GAUGES
 from tests.counted_engine import (
     BUCKETS,
     Law,

@@ -17,18 +17,17 @@ import pytest
 
 from kendall.cli import main
 from kendall.policies.text import SpecError
-from kendall.server.watch.options import SourceOptions, WatchOptions
-from kendall.server.watch.prometheus import Prometheus as Client
-from kendall.server.watch.prometheus import client_of
-from kendall.server.watch.signals import (
+from kendall.queueing.measurement.server_signals import (
     LLAMA_CPP,
     SERVERS,
     SGLANG,
     VLLM,
-    Series,
-    samples_of,
     server_of,
 )
+from kendall.server.watch.options import SourceOptions, WatchOptions
+from kendall.server.watch.prometheus import Prometheus as Client
+from kendall.server.watch.prometheus import client_of
+from kendall.server.watch.signals import Series, samples_of
 from tests.counted_engine import (
     Law,
     Served,

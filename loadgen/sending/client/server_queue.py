@@ -12,7 +12,7 @@ import msgspec
 
 from kendall.loadgen.sending.client.target import Target
 from kendall.policies.text import counted
-from kendall.queueing.measurement.server_counters import NAMES, ServerCounters
+from kendall.queueing.measurement.server_signals import ServerCounters
 from kendall.server_metrics import read_counters
 
 SETTLE, PERIOD = 2.0, 0.1  # seconds that counters may lag behind the last answer; between readings
@@ -83,7 +83,8 @@ def _between(before: ServerCounters, after: ServerCounters | str, completed: int
     if isinstance(after, str):
         return ServerQueue(lacks=after)
     if after.seconds is None or after.requests is None:
-        return ServerQueue(lacks=f"its /metrics has no {NAMES[after.server].queue_time}_sum")
+        names = after.server.signals.get("queue_time", ("queueing delay",))
+        return ServerQueue(lacks=f"its /metrics has no {names[0]}_sum")
     # a histogram without observations may be absent from the first reading
     seconds = after.seconds - (before.seconds or 0.0)
     requests = after.requests - (before.requests or 0)

@@ -6,8 +6,9 @@ that is `GAP` times as long as the usual one; one that is a little late is used 
 counters lose nothing meanwhile. Arrivals in a stretch are the requests that finished plus the
 change of those that run or wait.
 
-Signals are named as here whatever the server calls them. A histogram `NAME` is the two counters
-`NAME_sum` and `NAME_count`; of `LENGTHS` the buckets are kept too.
+Signals are named as in `queueing.measurement.server_signals`, whatever the server calls them. A
+histogram `NAME` is the two counters `NAME_sum` and `NAME_count`; of lengths the buckets are kept
+too.
 """
 
 from __future__ import annotations
@@ -21,20 +22,6 @@ import numpy.typing as npt
 
 from kendall.queueing.distributions.token_distribution import Vector
 
-HISTOGRAMS = (
-    "queue_time",  # seconds from the arrival at the engine to the first step, of the finished
-    "sojourn",  # seconds from the arrival at the server to the end
-    "first_token",  # seconds from the arrival at the server to the first token
-    "token_gap",  # seconds from one token of an answer to its next, as they come
-    "prefill",  # seconds from the first step to the first token, of the finished
-    "service",  # seconds from the first step to the end
-    "prompt_tokens",
-    "computed_tokens",  # those of the prompt that no prefix cache held
-    "output_tokens",
-)
-LENGTHS = ("prompt_tokens", "computed_tokens", "output_tokens")
-COUNTERS = ("finished", "generated", "prompted", "preempted", "prefix_hits", "prefix_queries")
-GAUGES = ("running", "waiting", "kv_usage")
 GAP = 4.0  # usual stretches
 Floats = npt.NDArray[np.float64]
 
