@@ -28,7 +28,7 @@ from kendall.loadgen.report.summary_text import load_table
 from kendall.queueing.commands.terminal import NO_TERMINAL, console
 from kendall.queueing.estimation.counters.fleet import FleetPrediction
 from kendall.queueing.estimation.counters.step_law import StepLaw
-from kendall.queueing.estimation.counters.track_record import Observed, Row, TrackRecord
+from kendall.queueing.estimation.counters.track_record import Observed, RecordRow, TrackRecord
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import Profile
@@ -273,7 +273,7 @@ def track_record() -> TrackRecord:
     """Four hours: the first without a prediction, one that was missed, one that was not watched."""
     seen: dict[str, Any] = {each.name: 1.0 for each in dataclasses.fields(Observed)}
 
-    def row(hour: int, delay: float, predicted: tuple[float, float, float] | None) -> Row:
+    def row(hour: int, delay: float, predicted: tuple[float, float, float] | None) -> RecordRow:
         whole = {"queueing_delay": delay, "sojourn_time": delay + 12.3456}
         forecast = None
         if predicted is not None:
@@ -285,7 +285,7 @@ def track_record() -> TrackRecord:
                 method="approximation",
             )
         observed = Observed(**seen | whole | {"replicas": 2, "restarts": 0})
-        return Row(
+        return RecordRow(
             start=3600.0 * hour,
             end=3600.0 * (hour + 1),
             observed=observed,

@@ -31,12 +31,12 @@ COME_BACK_LIMIT = 60.0  # seconds for a server that somebody else must start aga
 ASSUMED_CONTEXT = 131_072  # tokens, of a server that does not say
 
 
-class _Model(msgspec.Struct):
+class _ServedModel(msgspec.Struct):
     max_model_len: int | None = None
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model] = []
+class _ServedModels(msgspec.Struct):
+    data: list[_ServedModel] = []
 
 
 async def is_plain(url: str, keys: Keys = NO_KEYS) -> bool:
@@ -116,7 +116,7 @@ class PlainServerClient(GatewayClient):
         if answer is None:
             raise GatewayLostError(f"no answer from {self.url}/v1/models")
         try:
-            models = msgspec.json.decode(answer.content, type=_Models).data
+            models = msgspec.json.decode(answer.content, type=_ServedModels).data
         except msgspec.MsgspecError:
             models = []
         return (models[0].max_model_len if models else None) or ASSUMED_CONTEXT

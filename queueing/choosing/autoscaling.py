@@ -13,7 +13,7 @@ from kendall.queueing.choosing.objective import Objective, Slo
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_given
 from kendall.queueing.simulation.fast import SimulatedRun, Trace
-from kendall.queueing.simulation.fleet import Decision, Seen, Tokens
+from kendall.queueing.simulation.fleet import ScalingDecision, Seen, Tokens
 
 HOUR = 3600.0  # seconds
 WINDOWS = (75, 150, 300, 600, 1200, 3600)  # seconds
@@ -23,15 +23,15 @@ FEWEST, RECENT = 50, 1000  # answers that have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class FixedReplicas:
     """So many, always."""
 
     replicas: int
     every: float = 3600.0
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: Seen) -> ScalingDecision:
         """The number."""
-        return Decision(at=seen.now, asked=self.replicas, replicas=self.replicas)
+        return ScalingDecision(at=seen.now, asked=self.replicas, replicas=self.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +61,14 @@ class Hpa:
             return replicas
         return max(1, math.ceil(round(ratio * replicas, 9)))
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: Seen) -> ScalingDecision:
         """The desired number, held up by earlier ones and bounded in its growth."""
         now, replicas = seen.now, seen.replicas
         asked = self.desired(seen.waiting / max(seen.ready, 1), seen.ready, seen.starting)
         held = [each.asked for each in seen.earlier if each.at > now - self.stabilisation]
         stable = asked if asked >= replicas else min(replicas, max([asked, *held]))
         most = max(2 * replicas, replicas + 4)
-        return Decision(at=now, asked=asked, replicas=min(stable, most))
+        return ScalingDecision(at=now, asked=asked, replicas=min(stable, most))
 
 
 def within(run: SimulatedRun, slo: Slo) -> npt.NDArray[np.bool_]:
@@ -81,7 +81,7 @@ def within(run: SimulatedRun, slo: Slo) -> npt.NDArray[np.bool_]:
     return ends[slo.field] - run.arrived_at <= slo.seconds
 
 
-class Lateness:
+class ScaledLateness:
     """How many requests of a stretch would be late, by the number of replicas that serve it and
     what came in the `WARM_UP` seconds before: the model's replay of their own arrivals.
     """
@@ -115,11 +115,11 @@ class Lateness:
         return int(np.argmax(allowed)) + 1 if allowed.any() else len(self.fleets)
 
 
-class Forecast:
+class ForecastScaler:
     """The fewest replicas that keep the SLOs until one that is ordered at the next decision serves,
     by the record of forecasts like this one.
 
-    forecast  what the requests of the last `window` seconds needed (`Lateness`)
+    forecast  what the requests of the last `window` seconds needed (`ScaledLateness`)
     margin    the least with which such forecasts would have kept the SLOs in the last hour, by the
               replay of what came behind each; at least a tenth
     window    the one of `WINDOWS` whose forecasts, with their margins, cost least in that hour
@@ -134,24 +134,24 @@ class Forecast:
     def __init__(
         self, model: Queue, goal: Objective, *, start_up: float, largest: int, seed: int = 0
     ) -> None:
-        self.lateness, self.largest, self.seed = Lateness(model, goal, largest), largest, seed
+        self.lateness, self.largest, self.seed = ScaledLateness(model, goal, largest), largest, seed
         self.bound, self.start_up = min(slo.seconds for slo in goal.slos), start_up
         self.ahead = math.ceil((start_up + self.every) / self.every)  # decisions until it is known
         self.late: list[Tokens] = []  # of the stretch behind each decision
         self.requests: list[int] = []
         self.needed: dict[int, list[int]] = {window: [] for window in WINDOWS}
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: Seen) -> ScalingDecision:
         """The decision of an instant, and its record of those before."""
         if np.count_nonzero(seen.output_tokens) < FEWEST:
-            return Decision(at=seen.now, asked=seen.replicas, replicas=seen.replicas)
+            return ScalingDecision(at=seen.now, asked=seen.replicas, replicas=seen.replicas)
         self._learn(seen)
         record = (len(self.late) - self.ahead) * self.every
         asked = self._asked() if record > ENOUGH else seen.replicas
         if seen.waiting and seen.now - seen.arrived_at[-seen.waiting] > self.bound:
             asked = self.largest
         held = [each.asked for each in seen.earlier if each.at > seen.now - self.start_up]
-        return Decision(at=seen.now, asked=asked, replicas=max([asked, *held]))
+        return ScalingDecision(at=seen.now, asked=asked, replicas=max([asked, *held]))
 
     def _learn(self, seen: Seen) -> None:
         """The stretches that are over, and what each window would have said as they began."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from kendall.policies.text import SpecError, short_number
 from kendall.queueing.arrivals.timetable import Timetable
-from kendall.queueing.choosing.autoscaling import Fixed, Forecast, Hpa, within
+from kendall.queueing.choosing.autoscaling import FixedReplicas, ForecastScaler, Hpa, within
 from kendall.queueing.choosing.objective import Objective
 from kendall.queueing.choosing.search import Point
 from kendall.queueing.queue import Queue
@@ -130,10 +130,10 @@ def make_bill(
 def _rules(
     model: Queue, goal: Objective, peak: int, terms: Terms
 ) -> Iterator[tuple[str, Autoscaler]]:
-    yield PEAK, Fixed(replicas=peak)
+    yield PEAK, FixedReplicas(replicas=peak)
     yield (
         FORECAST,
-        Forecast(model, goal, start_up=terms.start_up, largest=peak, seed=terms.seed),
+        ForecastScaler(model, goal, start_up=terms.start_up, largest=peak, seed=terms.seed),
     )
     for threshold in terms.thresholds:
         yield f"HPA, {short_number(threshold)} waiting", Hpa(target=threshold)

@@ -35,7 +35,7 @@ NEEDED = ("finished", "sojourn", "queue_time")  # of one of them requests are co
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerKind:
     """A kind of server, and its names of signals."""
 
     name: str
@@ -78,7 +78,7 @@ def _series(signal: str, name: str) -> tuple[str, ...]:
     return tuple(name + part for part in parts)
 
 
-VLLM = Server(
+VLLM = ServerKind(
     "vLLM",
     {
         "finished": ("vllm:request_success_total",),
@@ -104,7 +104,7 @@ VLLM = Server(
         "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     },
 )
-SGLANG = Server(
+SGLANG = ServerKind(
     "SGLang",
     {
         "finished": ("sglang:num_requests_total",),
@@ -125,7 +125,7 @@ SGLANG = Server(
     },
     needs="--enable-metrics",
 )
-TENSORRT_LLM = Server(
+TENSORRT_LLM = ServerKind(
     "TensorRT-LLM",
     {
         "finished": ("trtllm_request_success_total",),
@@ -142,7 +142,7 @@ TENSORRT_LLM = Server(
     },
     needs="the path /prometheus/metrics",
 )
-TGI = Server(
+TGI = ServerKind(
     "TGI",
     {
         "finished": ("tgi_request_count",),
@@ -155,7 +155,7 @@ TGI = Server(
         "waiting": ("tgi_queue_size",),
     },
 )
-LLAMA_CPP = Server(
+LLAMA_CPP = ServerKind(
     "llama.cpp",
     {
         "generated": ("llamacpp:tokens_predicted_total",),
@@ -169,7 +169,7 @@ SERVERS = (VLLM, SGLANG, TENSORRT_LLM, TGI, LLAMA_CPP)
 ALL_NAMES = frozenset(name for server in SERVERS for name in server.names)
 
 
-def server_of(names: Collection[str], where: str) -> Server:
+def server_of(names: Collection[str], where: str) -> ServerKind:
     """The kind of server that has series of these names. Raises SpecError: it is none of them, or
     it counts no requests.
     """
@@ -201,7 +201,7 @@ class ServerCounters:
     number. None where the server does not export it.
     """
 
-    server: Server
+    server: ServerKind
     running: float
     waiting: float
     seconds: float | None = None

@@ -33,7 +33,7 @@ Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ScalingDecision:
     """What an autoscaler said: the number that its rule asks for, and the number that it sets,
     which what it asked for before may hold higher.
     """
@@ -56,7 +56,7 @@ class Seen:
     arrived_at: Vector
     prompt_tokens: Tokens
     output_tokens: Tokens
-    earlier: Sequence[Decision]
+    earlier: Sequence[ScalingDecision]
 
     @property
     def replicas(self) -> int:
@@ -72,13 +72,13 @@ class Autoscaler(Protocol):
         """Seconds between two decisions."""
         ...
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: Seen) -> ScalingDecision:
         """The decision of an instant. Does not modify what it sees."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Replica:
+class FleetReplica:
     """One replica from its order to its end, seconds on the trace's clock."""
 
     place: int  # its server's number; of one at a time
@@ -93,7 +93,7 @@ class FleetRun:
     """What happened to every request, and every replica."""
 
     run: SimulatedRun
-    replicas: Sequence[Replica]
+    replicas: Sequence[FleetReplica]
 
     @property
     def seconds(self) -> float:
@@ -129,7 +129,10 @@ def serve_by_fleet(
     """The trace on `first` replicas that serve from the beginning, and then on as many as the
     autoscaler sets, 1 to `largest`. `model`: the queue of one replica.
     """
-    fleet, decisions = _Fleet(model, trace, seed), [Decision(at=0.0, asked=first, replicas=first)]
+    fleet, decisions = (
+        _Fleet(model, trace, seed),
+        [ScalingDecision(at=0.0, asked=first, replicas=first)],
+    )
     fleet.set(first, 0.0)
     for number in count(1):
         if fleet.advance(number * autoscaler.every):
@@ -153,9 +156,9 @@ class _Fleet:
         self.driver = Driver(model.policy, jobs, self.engines, in_use=())
         self.known = np.zeros(len(jobs), dtype=np.int64)  # output tokens of those that have ended
         self.counted = 0  # records that `known` has
-        self.replicas: list[Replica] = []
+        self.replicas: list[FleetReplica] = []
 
-    def current(self) -> list[Replica]:
+    def current(self) -> list[FleetReplica]:
         """Those that are not given up, in the order of their orders."""
         return [each for each in self.replicas if each.given_up_at == math.inf]
 
@@ -165,7 +168,7 @@ class _Fleet:
         for _ in range(number - len(current)):
             place = self._free_place()
             ready_at = self.now + start_up
-            self.replicas.append(Replica(place=place, ordered_at=self.now, ready_at=ready_at))
+            self.replicas.append(FleetReplica(place=place, ordered_at=self.now, ready_at=ready_at))
         oldest = sorted(current, key=lambda each: (each.ready_at > self.now, each.ordered_at))
         for each in oldest[number:]:
             each.given_up_at = self.now
@@ -198,7 +201,7 @@ class _Fleet:
         self.counted = len(self.driver.records)
         return self.counted == len(self.known)
 
-    def seen(self, earlier: Sequence[Decision]) -> Seen:
+    def seen(self, earlier: Sequence[ScalingDecision]) -> Seen:
         """What an autoscaler may know."""
         current, come = self.current(), self.driver.arrived
         ready = sum(each.ready_at <= self.now for each in current)

@@ -17,7 +17,7 @@ from kendall.server.supervision.supervisor import Supervisor
 from kendall.server.telemetry.metrics import Metrics
 
 
-class Observed(Protocol):
+class ObservedHost(Protocol):
     """The parts that both read."""
 
     @property
@@ -56,7 +56,7 @@ class Leaving(Protocol):
     def leaving(self) -> bool: ...
 
 
-class LiveHost(Observed, Protocol):
+class LiveHost(ObservedHost, Protocol):
     """The parts for the live model and the autopilot. Read only, but for `limits.change`; `batcher`
     raises ApiError 503 before the engine is up.
     """
@@ -69,7 +69,7 @@ class LiveHost(Observed, Protocol):
     def lifecycle(self) -> Leaving: ...
 
 
-class CalibrationHost(Observed, Protocol):
+class CalibrationHost(ObservedHost, Protocol):
     """The parts for a calibration. Read only, but for `limits.begin_epoch`."""
 
     @property

@@ -21,13 +21,13 @@ from kendall.server.page import Feed, add_page
 from kendall.server.telemetry.metrics import exposition
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.receiver import QuietServer
-from kendall.server.watch.report import Report
+from kendall.server.watch.report import WatchReport
 from kendall.server.watch.servers import WatchedServers
 
 STOPPED = 2  # seconds that open connections have at the end
 
 
-def create_app(servers: WatchedServers, report: Callable[[], Report]) -> FastAPI:
+def create_app(servers: WatchedServers, report: Callable[[], WatchReport]) -> FastAPI:
     """Nothing can be changed by it."""
     feed = Feed(servers)
     app = FastAPI(
@@ -70,7 +70,7 @@ async def _showing(feed: Feed) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def serving(
-    servers: WatchedServers, options: WatchOptions, report: Callable[[], Report]
+    servers: WatchedServers, options: WatchOptions, report: Callable[[], WatchReport]
 ) -> AsyncIterator[int]:
     """The port, while it serves. Raises CommandError where the address cannot be had."""
     host, port = options.report.host, options.report.port

@@ -43,7 +43,7 @@ UNUSED = {
 
 
 @dataclass(slots=True)
-class Replica:
+class WatchedReplica:
     """One server; seconds."""
 
     name: str
@@ -90,10 +90,10 @@ class Fleet:
     clock.
     """
 
-    replicas: dict[str, Replica] = field(default_factory=dict)
+    replicas: dict[str, WatchedReplica] = field(default_factory=dict)
     end: float = -math.inf  # of the window
     # those whose replica's clock is not known yet, and when they came
-    _waiting: list[tuple[RequestSpan, Replica, float]] = field(default_factory=list)
+    _waiting: list[tuple[RequestSpan, WatchedReplica, float]] = field(default_factory=list)
     _served: list[ServedRequest] = field(default_factory=list)  # by arrival
     early: int = 0  # spans from before the first export, which are not used
     known: int = 0  # requests that arrived before the end, so far
@@ -107,7 +107,7 @@ class Fleet:
             if len(self.replicas) >= MOST_REPLICAS:
                 return CROWD
             offset = span.ended_ns - round(now * 1e9)
-            replica = Replica(span.replica, len(self.replicas), offset, now)
+            replica = WatchedReplica(span.replica, len(self.replicas), offset, now)
             self.replicas[span.replica] = replica
         offset = span.ended_ns - round(now * 1e9)
         if abs(offset - replica.offset_ns) > JUMP * 1e9:
@@ -220,7 +220,7 @@ class Fleet:
             else:
                 self._waiting.append((span, replica, came))
 
-    def _place(self, span: RequestSpan, replica: Replica, came: float) -> None:
+    def _place(self, span: RequestSpan, replica: WatchedReplica, came: float) -> None:
         """In the order of arrivals."""
         served = _served(span, replica)
         if served.last < replica.since - EXPORTED:
@@ -254,7 +254,7 @@ def _sizes(served: ServedRequest) -> tuple[int, int, int]:
     return record.prompt_tokens or 0, record.output_tokens or 0, record.server_id or 0
 
 
-def _served(span: RequestSpan, replica: Replica) -> ServedRequest:
+def _served(span: RequestSpan, replica: WatchedReplica) -> ServedRequest:
     arrived, ended = replica.at(span.started_ns), replica.at(span.ended_ns)
     first = max(arrived, ended - span.decode)
     started = max(arrived, first - span.prefill)

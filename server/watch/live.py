@@ -19,8 +19,8 @@ from kendall.remote import check_key, check_no_credentials
 from kendall.server.runtime.clock import clock_of
 from kendall.server.watch.lost import LostSpans
 from kendall.server.watch.options import WatchOptions
-from kendall.server.watch.receiver import Listener, Receiver
-from kendall.server.watch.report import Report, report_of, show
+from kendall.server.watch.receiver import Listener, SpanReceiver
+from kendall.server.watch.report import WatchReport, report_of, show
 from kendall.server.watch.servers import WatchedServers
 
 INTERVAL = 5.0  # seconds between assessments
@@ -46,7 +46,7 @@ def watch(options: WatchOptions, urls: Sequence[str], *, json: bool) -> None:
 class _Watch:
     options: WatchOptions
     servers: WatchedServers
-    receiver: Receiver
+    receiver: SpanReceiver
     listener: Listener
     lost: LostSpans
 
@@ -58,7 +58,7 @@ class _Watch:
         def now() -> float:
             return asyncio.get_running_loop().time()
 
-        receiver = Receiver(lambda span: servers.fleet.add(span, now()))
+        receiver = SpanReceiver(lambda span: servers.fleet.add(span, now()))
         return cls(
             options,
             servers,
@@ -95,7 +95,7 @@ class _Watch:
                 await self._finish()
                 self._print(self.report(self._now() - began), json=json)
 
-    def report(self, seconds: float | None = None) -> Report:
+    def report(self, seconds: float | None = None) -> WatchReport:
         """What is known now."""
         return report_of(
             self.servers,
@@ -141,7 +141,7 @@ class _Watch:
             await self.lost.read(self._now())
             await asyncio.sleep(SCRAPED)
 
-    def _print(self, report: Report, *, json: bool) -> None:
+    def _print(self, report: WatchReport, *, json: bool) -> None:
         if json:
             sys.stdout.write(text_of.dumps(report.as_json()) + "\n")
         if report.nothing is not None:

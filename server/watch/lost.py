@@ -43,7 +43,7 @@ def ended_requests(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _CounterReading:
     at: float
     counts: tuple[float, ...]  # of each server
 
@@ -56,7 +56,7 @@ class LostSpans:
     headers: dict[str, str]
     trust: Trust
     why_not: str | None = None  # why the last reading failed
-    _readings: list[_Reading] = field(default_factory=list)
+    _readings: list[_CounterReading] = field(default_factory=list)
 
     async def read(self, now: float) -> None:
         """Once, of every server; `now` on the receiver's clock."""
@@ -68,7 +68,7 @@ class LostSpans:
         before = self._readings[-1].counts if self._readings else known
         if any(new < old for new, old in zip(known, before, strict=True)):
             self._readings.clear()  # a server began anew
-        self._readings.append(_Reading(now, tuple(known)))
+        self._readings.append(_CounterReading(now, tuple(known)))
         del self._readings[1 : max(1, len(self._readings) - KEPT)]
 
     def lost(self, fleet: Fleet, now: float) -> tuple[int, int] | None:

@@ -47,7 +47,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueOptions:
+class WatchedQueueOptions:
     """What the servers do not tell."""
 
     max_num_seqs: int | None = option(
@@ -64,7 +64,7 @@ class QueueOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class WatchReportOptions:
     """What is shown, and how long it watches."""
 
     host: str = option(REPORT, "Address of the page and the metrics.", default="127.0.0.1")
@@ -97,8 +97,8 @@ class WatchOptions:
     """Flags of `kendall watch`; seconds and tokens."""
 
     source: SourceOptions = field(default_factory=SourceOptions)
-    queue: QueueOptions = field(default_factory=QueueOptions)
-    report: ReportOptions = field(default_factory=ReportOptions)
+    queue: WatchedQueueOptions = field(default_factory=WatchedQueueOptions)
+    report: WatchReportOptions = field(default_factory=WatchReportOptions)
     api_key: str | None = option(
         ACCESS, "Key sent to the servers or the Prometheus as a bearer token.", secret=True
     )

@@ -39,7 +39,7 @@ class _Data(msgspec.Struct):
     result: list[_Found] = []
 
 
-class _Answer(msgspec.Struct):
+class _QueryAnswer(msgspec.Struct):
     status: str
     data: _Data | None = None
     error: str = ""
@@ -51,7 +51,7 @@ class _Labels(msgspec.Struct):
     error: str = ""
 
 
-_Kind = TypeVar("_Kind", _Answer, _Labels)
+_Kind = TypeVar("_Kind", _QueryAnswer, _Labels)
 
 
 def client_of(options: WatchOptions, url: str) -> httpx.Client:
@@ -133,7 +133,7 @@ class Prometheus:
         """The raw samples of these series from `BEFORE` the start to the end."""
         seconds = math.ceil(end - start + BEFORE)
         query = f"{self._selector(names)}[{seconds}s]"
-        answer = self._get("query", {"query": query, "time": f"{end:.3f}"}, _Answer)
+        answer = self._get("query", {"query": query, "time": f"{end:.3f}"}, _QueryAnswer)
         found = [] if answer.data is None else answer.data.result
         return [
             Series(

@@ -69,7 +69,7 @@ OnRequest = Callable[[RequestSpan], str | None]
 """Takes one request; returns the reason why it cannot be used, or None."""
 
 
-class Receiver:
+class SpanReceiver:
     """An ASGI application, and what both protocols share."""
 
     def __init__(self, on_request: OnRequest) -> None:
@@ -241,7 +241,7 @@ def address(text: str) -> tuple[str, int]:
 class Listener:
     """The port, open from `start` to `stop`."""
 
-    def __init__(self, receiver: Receiver, where: str) -> None:
+    def __init__(self, receiver: SpanReceiver, where: str) -> None:
         self._receiver = receiver
         self._where = where
         self._host, self._port = address(where)
@@ -315,7 +315,7 @@ class QuietServer(uvicorn.Server):
         return nullcontext()
 
 
-async def _grpc_server(receiver: Receiver, path: Path) -> Any:
+async def _grpc_server(receiver: SpanReceiver, path: Path) -> Any:
     """Raises ImportError."""
     import grpc  # noqa: PLC0415 - comes with vLLM
 

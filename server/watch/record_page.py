@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jinja2
 
-from kendall.queueing.estimation.counters.track_record import Row, TrackRecord
+from kendall.queueing.estimation.counters.track_record import RecordRow, TrackRecord
 from kendall.queueing.estimation.histogram import round_up
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.record_text import (
@@ -57,7 +57,7 @@ def page(records: Sequence[TrackRecord], options: WatchOptions) -> str:
     )
 
 
-def picture(rows: Sequence[Row], name: str) -> str:
+def picture(rows: Sequence[RecordRow], name: str) -> str:
     """An SVG: a bar for each interval, a line for each prediction, a dot for each observation."""
     shown = [_numbers(row, name) for row in rows]
     # an interval may reach far beyond all that happens: it is cut
@@ -95,7 +95,7 @@ def picture(rows: Sequence[Row], name: str) -> str:
     return f'<svg viewBox="{box}" role="img" aria-label="{escape(name)}">{"".join(parts)}</svg>'
 
 
-def _numbers(row: Row, name: str) -> tuple[float, float, float, float]:
+def _numbers(row: RecordRow, name: str) -> tuple[float, float, float, float]:
     """Observed, predicted, and the ends of the interval."""
     observed: float = getattr(row.observed, name)
     if row.forecast is None:
@@ -119,7 +119,7 @@ def _grid(step: float, top: float, y: object) -> Iterator[str]:
         yield f'<text x="{LEFT - 8}" y="{at + 4}" text-anchor="end">{text}</text>'
 
 
-def _times(rows: Sequence[Row], width: float) -> Iterator[str]:
+def _times(rows: Sequence[RecordRow], width: float) -> Iterator[str]:
     every = math.ceil(len(rows) / 8)
     for index in range(0, len(rows), every):
         x = LEFT + width * (index + 0.5)

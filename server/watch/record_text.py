@@ -15,7 +15,7 @@ from kendall.policies.text import counted, short_number
 from kendall.queueing.commands.terminal import Column, Table, say
 from kendall.queueing.estimation.counters.fleet import FleetPrediction, slots_in_words
 from kendall.queueing.estimation.counters.step_law import StepLaw
-from kendall.queueing.estimation.counters.track_record import Row, TrackRecord
+from kendall.queueing.estimation.counters.track_record import RecordRow, TrackRecord
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.latency.profile import load_law
 
@@ -28,7 +28,7 @@ class RecordColumn:
 
     heading: str
     about: str
-    text: Callable[[Row], str]
+    text: Callable[[RecordRow], str]
 
 
 def seconds(value: float | None) -> str:
@@ -64,7 +64,7 @@ def _value(prediction: FleetPrediction | None, name: str) -> str:
     return NOTHING if found is None else seconds(found.value)
 
 
-def _interval(row: Row, name: str) -> str:
+def _interval(row: RecordRow, name: str) -> str:
     found = _of(row.forecast, name)
     return NOTHING if found is None else interval(found)
 
@@ -74,7 +74,7 @@ def instant(at: float, form: str = "%m-%d %H:%M") -> str:
     return datetime.fromtimestamp(at, UTC).strftime(form)
 
 
-def mark(row: Row) -> str:
+def mark(row: RecordRow) -> str:
     """Whether the delay lay in its interval."""
     return {True: "", False: "!", None: "?"}[row.inside]
 
@@ -111,7 +111,7 @@ COLUMNS = (
 )
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[RecordRow]) -> Table:
     """A row per hour."""
     columns = [Column(heading=each.heading) for each in COLUMNS]
     return Table(columns, [[each.text(row) for each in COLUMNS] for row in rows])

@@ -55,7 +55,7 @@ class ReplicaSummary:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Report:
+class WatchReport:
     """At one instant."""
 
     seconds: float | None
@@ -115,7 +115,7 @@ def report_of(
     why_not_lost: str | None,
     now: float,
     seconds: float | None,
-) -> Report:
+) -> WatchReport:
     """`lost`: spans, and requests that ended meanwhile, by the servers' counters."""
     live, fleet = servers.live, servers.fleet
     prediction = None if live is None else live.prediction
@@ -129,7 +129,7 @@ def report_of(
         ended=ended,
         lost_unknown=told if missing is None else None,
     )
-    return Report(
+    return WatchReport(
         seconds=seconds,
         spans=spans,
         replicas=[
@@ -236,7 +236,7 @@ OTHERS = (
 )
 
 
-def show(report: Report, to: Console) -> None:
+def show(report: WatchReport, to: Console) -> None:
     """For people: observed beside predicted, the verdict and its causes, what if, and what the
     numbers take for granted.
     """
@@ -269,7 +269,7 @@ def show(report: Report, to: Console) -> None:
             say(to, f"{condition.name}: {condition.says}")
 
 
-def _of_spans(report: Report) -> str:
+def _of_spans(report: WatchReport) -> str:
     spans = report.spans
     parts = [f"{spans.received} spans of requests"]
     parts += [

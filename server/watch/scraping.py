@@ -32,7 +32,7 @@ from kendall.queueing.estimation.counters.samples import Samples
 from kendall.queueing.estimation.counters.step_law import StepLaw, step_law
 from kendall.queueing.estimation.counters.track_record import PARTS, Hour, Observed
 from kendall.queueing.json_form import to_json
-from kendall.queueing.measurement.server_signals import Server, server_of
+from kendall.queueing.measurement.server_signals import ServerKind, server_of
 from kendall.remote import server_root
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.prometheus import client_of, get
@@ -46,7 +46,7 @@ MOST_FAILED = 10  # scrapes in a row that one server may leave unanswered
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class WatchedModel:
     """One model in the time that was watched. `check` is null: single requests are not known."""
 
     model: str
@@ -94,7 +94,7 @@ def watch_once(options: WatchOptions, urls: Sequence[str], *, json: bool) -> Non
             say(to, line)
 
 
-def watched(options: WatchOptions, urls: Sequence[str]) -> list[Watched]:
+def watched(options: WatchOptions, urls: Sequence[str]) -> list[WatchedModel]:
     """Each model of the servers, after the time of --for."""
     with working(f"watching {counted(len(urls), 'server')}") as tell:
         targets = [_Target.at(url, options) for url in urls]
@@ -125,7 +125,7 @@ def _watched(
     edges: Sequence[float],
     samples: Sequence[Samples],
     options: WatchOptions,
-) -> Watched:
+) -> WatchedModel:
     hour = Hour.of(edges, [each.between(edges) for each in samples])
     given = options.queue.max_num_seqs
     slots = slots_of([hour.totals]) if given is None else given
@@ -133,7 +133,7 @@ def _watched(
     fleet = None
     if law is not None:
         fleet = observed_fleet(hour.totals, law.law, slots, hour.dispersion)
-    return Watched(
+    return WatchedModel(
         model=model,
         server=server,
         seconds=edges[-1] - edges[0],
@@ -162,7 +162,7 @@ class _Target:
 
     url: str
     client: httpx.Client
-    server: Server
+    server: ServerKind
     scrapes: list[float]
     values: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[float, float]]]
     failed: int = 0
@@ -247,7 +247,7 @@ def _scrape(targets: Sequence[_Target], until: float, tell: Callable[[str], None
         time.sleep(max(0.0, min(EVERY - spent, until - now)))
 
 
-def _what(each: Watched) -> str:
+def _what(each: WatchedModel) -> str:
     seen = each.observed
     return (
         f"{_number(seen.requests)} requests in {rounded_duration(each.seconds)} at "
@@ -255,7 +255,7 @@ def _what(each: Watched) -> str:
     )
 
 
-def _table(each: Watched) -> Table:
+def _table(each: WatchedModel) -> Table:
     forecast = each.forecast
     rows = [
         [
@@ -280,7 +280,7 @@ def _predicted(forecast: FleetPrediction | None, name: str) -> tuple[str, str]:
     return seconds(found.value), interval(found)
 
 
-def _basis(each: Watched, given: int | None) -> Iterator[str]:
+def _basis(each: WatchedModel, given: int | None) -> Iterator[str]:
     if each.reason:
         yield f"no prediction: {each.reason}"
     if each.slowed:

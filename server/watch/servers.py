@@ -29,7 +29,7 @@ from kendall.server.settings import Settings
 from kendall.server.supervision.lifecycle import EngineState
 from kendall.server.telemetry.metrics import Metrics
 from kendall.server.watch.fleet import Fleet, ServedRequest
-from kendall.server.watch.options import QueueOptions
+from kendall.server.watch.options import WatchedQueueOptions
 
 log = logging.getLogger("kendall.watch")
 FIRST_LAW = (
@@ -139,7 +139,7 @@ class Nothing:
 class WatchedServers:
     """The host of the live model. The clock is the end of the window."""
 
-    asked: QueueOptions
+    asked: WatchedQueueOptions
     interval: float
     fleet: Fleet = field(default_factory=Fleet)
     metrics: Metrics = field(default_factory=Metrics)

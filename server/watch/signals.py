@@ -16,7 +16,7 @@ from kendall.queueing.measurement.server_signals import (
     GAUGES,
     HISTOGRAMS,
     LENGTHS,
-    Server,
+    ServerKind,
 )
 
 ONE_RANK = ("tp_rank", "pp_rank")  # labels whose values count the same requests again
@@ -43,7 +43,7 @@ class _Replica:
     buckets: dict[tuple[str, float], list[Series]] = field(default_factory=dict)
 
 
-def samples_of(server: Server, series: Iterable[Series], fallback: str = "") -> list[Samples]:
+def samples_of(server: ServerKind, series: Iterable[Series], fallback: str = "") -> list[Samples]:
     """Of each model and replica, in the order of their names. Series of one replica that differ in
     other labels are added; `fallback`: the replica of series without a label that names one.
     """

@@ -25,7 +25,7 @@ from kendall.queueing.estimation.counters.track_record import (
 from kendall.queueing.estimation.counters.track_record import track_record as record_of
 from kendall.queueing.json_form import to_json
 from kendall.queueing.measurement.paths import writing
-from kendall.queueing.measurement.server_signals import SERVERS, Server, server_of
+from kendall.queueing.measurement.server_signals import SERVERS, ServerKind, server_of
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.prometheus import Prometheus, client_of
 from kendall.server.watch.record_page import page
@@ -109,10 +109,10 @@ def _edges(end: float, since: float, every: float) -> list[float]:
     return [end - every * (number - index) for index in range(number + 1)]
 
 
-def _kinds(held: Prometheus, start: float, end: float) -> dict[str, tuple[Server, list[str]]]:
+def _kinds(held: Prometheus, start: float, end: float) -> dict[str, tuple[ServerKind, list[str]]]:
     """Each kind of server that it has series of, with the names of these. Raises SpecError."""
     there = {labels.get("__name__", "") for labels in held.labels(start, end)}
-    found: dict[str, tuple[Server, list[str]]] = {}
+    found: dict[str, tuple[ServerKind, list[str]]] = {}
     for kind in SERVERS:
         names = kind.names & there
         if kind.counts_requests(names):
@@ -127,7 +127,7 @@ def _matching(match: str) -> str:
 
 
 def _hours(
-    held: Prometheus, server: Server, names: Iterable[str], begin: float, end: float
+    held: Prometheus, server: ServerKind, names: Iterable[str], begin: float, end: float
 ) -> dict[str, Hour]:
     """One row of each model."""
     edges = [begin + (end - begin) * index / PARTS for index in range(PARTS)] + [end]

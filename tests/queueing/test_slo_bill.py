@@ -13,11 +13,11 @@ from typer.testing import CliRunner, Result
 
 from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.timetable import Timetable, save_timetable
-from kendall.queueing.choosing.autoscaling import Fixed, Forecast, Hpa, within
+from kendall.queueing.choosing.autoscaling import FixedReplicas, ForecastScaler, Hpa, within
 from kendall.queueing.choosing.objective import Objective, parse_slos
 from kendall.queueing.commands.plan_cli import app
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.fleet import Decision, FleetRun, Seen, serve_by_fleet
+from kendall.queueing.simulation.fleet import FleetRun, ScalingDecision, Seen, serve_by_fleet
 from kendall.queueing.simulation.recorded import recorded_model, simulate_recorded
 
 LAW = "k1=0,k2=0,k3=0.001,k4=0.05,kp=1e-4"
@@ -48,12 +48,14 @@ class Steps:
     numbers: tuple[int, ...]
     every: float = 40.0
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: Seen) -> ScalingDecision:
         number = self.numbers[min(len(seen.earlier), len(self.numbers)) - 1]
-        return Decision(at=seen.now, asked=number, replicas=number)
+        return ScalingDecision(at=seen.now, asked=number, replicas=number)
 
 
-def seen(waiting: int, ready: int, *earlier: Decision, starting: int = 0, now: float = 1e4) -> Seen:
+def seen(
+    waiting: int, ready: int, *earlier: ScalingDecision, starting: int = 0, now: float = 1e4
+) -> Seen:
     none = np.zeros(0, dtype=np.int64)
     return Seen(
         now=now,
@@ -101,8 +103,8 @@ def test_replicas_that_start_dampen_the_hpa(metric: float, starting: int, desire
 
 def test_the_hpa_goes_down_to_the_most_of_five_minutes_and_up_by_four_or_twice() -> None:
     rule, now = Hpa(target=1.0), 1e4
-    old = Decision(at=now - 301, asked=9, replicas=9)
-    late = Decision(at=now - 200, asked=6, replicas=9)
+    old = ScalingDecision(at=now - 301, asked=9, replicas=9)
+    late = ScalingDecision(at=now - 200, asked=6, replicas=9)
     assert rule.decide(seen(0, 9, old, late, now=now)).replicas == 6
     assert rule.decide(seen(0, 9, old, now=now)).replicas == 1
     assert rule.decide(seen(0, 4, late, now=now)).replicas == 4, "held, not raised"
@@ -149,7 +151,7 @@ def test_every_request_ends_once_and_the_replica_seconds_add_up() -> None:
 def test_a_fleet_that_nobody_changes_is_the_queue_with_so_many_servers() -> None:
     trace = traffic((1.5,))
     model = queue(trace)
-    run = serve_by_fleet(model, trace, Fixed(replicas=2), first=2, largest=2, start_up=60.0)
+    run = serve_by_fleet(model, trace, FixedReplicas(replicas=2), first=2, largest=2, start_up=60.0)
     expected = simulate_recorded(model.but(servers=2), trace)
     delays = run.run.queueing_delay
     assert delays.mean() == pytest.approx(expected.queueing_delay.mean, abs=1e-9)
@@ -168,7 +170,7 @@ def test_of_a_constant_rate_the_forecast_asks_for_what_plan_says_and_its_margin(
     trace = traffic((3.0,))
     model = queue(trace)
     planned = planned_servers(trace)
-    rule = Forecast(model, GOAL, start_up=60.0, largest=3 * planned)
+    rule = ForecastScaler(model, GOAL, start_up=60.0, largest=3 * planned)
     run = serve_by_fleet(model, trace, rule, first=planned, largest=3 * planned, start_up=60.0)
     assert within(run.run, GOAL.slos[0]).mean() >= 0.99
     assert set(paid_at(run, np.arange(950.0, SECONDS))) <= {planned, planned + 1}
@@ -178,7 +180,7 @@ def test_more_traffic_has_more_replicas_and_less_has_fewer() -> None:
     trace = traffic((4.0, 4.0, 1.0, 1.0))
     model = queue(trace)
     most = planned_servers(trace)
-    rule = Forecast(model, GOAL, start_up=30.0, largest=most)
+    rule = ForecastScaler(model, GOAL, start_up=30.0, largest=most)
     run = serve_by_fleet(model, trace, rule, first=most, largest=most, start_up=30.0)
     assert paid_at(run, np.array([600.0])) == [most]
     assert max(paid_at(run, np.arange(1300.0, SECONDS))) < most

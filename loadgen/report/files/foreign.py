@@ -56,7 +56,7 @@ class _Info(msgspec.Struct):
     error: str | None = None
 
 
-class _Usage(msgspec.Struct):
+class _ForeignUsage(msgspec.Struct):
     cached_tokens: int | None = None
 
 
@@ -69,7 +69,7 @@ class _GuideRequest(msgspec.Struct):
     response_metrics: _ResponseTimes | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    input_metrics: _Usage = msgspec.field(default_factory=_Usage)
+    input_metrics: _ForeignUsage = msgspec.field(default_factory=_ForeignUsage)
 
 
 class _Requests(msgspec.Struct):
@@ -244,12 +244,12 @@ def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds * NANOSECONDS
 
 
-class _Text(msgspec.Struct):
+class _ForeignText(msgspec.Struct):
     input_tokens: int | None = None
 
 
 class _RequestMetrics(msgspec.Struct):
-    text: _Text = msgspec.field(default_factory=_Text)
+    text: _ForeignText = msgspec.field(default_factory=_ForeignText)
 
 
 class _CachedTokens(msgspec.Struct):

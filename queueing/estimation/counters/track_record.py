@@ -163,7 +163,7 @@ class Observed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RecordRow:
     """One hour; `forecast` is from the hour before, `same_hour` from its own estimates."""
 
     start: float
@@ -220,7 +220,7 @@ class TrackRecord:
 
     model: str
     server: str
-    rows: tuple[Row, ...]
+    rows: tuple[RecordRow, ...]
     law: StepLaw | None
     slots: int | None
 
@@ -237,7 +237,7 @@ class TrackRecord:
         return sum(known), len(known)
 
     @property
-    def missed(self) -> tuple[Row, ...]:
+    def missed(self) -> tuple[RecordRow, ...]:
         """The hours outside their intervals that were farthest off, the worst first."""
         outside = [row for row in self.rows if row.inside is False]
         return tuple(sorted(outside, key=lambda row: -row.off)[:SHOWN])
@@ -261,7 +261,7 @@ class TrackRecord:
         }
 
 
-def row_object(row: Row) -> dict[str, object]:
+def row_object(row: RecordRow) -> dict[str, object]:
     """A row as JSON."""
     return {
         "start": row.start,
@@ -288,7 +288,7 @@ def track_record(
     """
     slots = slots_of([hour.totals for hour in hours]) if slots is None else slots
     found: list[ObservedFleet | None] = []
-    rows: list[Row] = []
+    rows: list[RecordRow] = []
     law = given
     for number, hour in enumerate(hours):
         recent = hours[max(0, number - REMEMBERED + 1) : number + 1]
@@ -308,11 +308,11 @@ def _row(
     own: ObservedFleet | None,
     before: ObservedFleet | None,
     earlier: Sequence[ObservedFleet],
-) -> Row:
+) -> RecordRow:
     forecast = None
     if before is not None:
         forecast = predicted(before, Movement.of(earlier), seed=len(earlier))
-    row = Row(
+    row = RecordRow(
         start=hour.start,
         end=hour.end,
         observed=Observed.of(hour),
@@ -326,8 +326,8 @@ def _row(
 
 
 def _with_cause(
-    row: Row, hour: Hour, own: ObservedFleet | None, before: ObservedFleet | None
-) -> Row:
+    row: RecordRow, hour: Hour, own: ObservedFleet | None, before: ObservedFleet | None
+) -> RecordRow:
     cause = _events(hour)
     if not cause and own is not None and before is not None and row.same_hour is not None:
         near = _near(row)
@@ -335,7 +335,7 @@ def _with_cause(
     return dataclasses.replace(row, cause=cause or "too little is known of this hour")
 
 
-def _near(row: Row) -> bool:
+def _near(row: RecordRow) -> bool:
     """Whether the prediction from the hour's own estimates is nearer than the one from before."""
     assert row.forecast is not None
     assert row.same_hour is not None
@@ -354,7 +354,7 @@ def _events(hour: Hour) -> str:
     return " and ".join(said)
 
 
-def _changed(row: Row, own: ObservedFleet, before: ObservedFleet) -> str:
+def _changed(row: RecordRow, own: ObservedFleet, before: ObservedFleet) -> str:
     """Which of the estimates differed from those before, by what it alone does to the delay."""
     effects = {
         _by("arrivals", own.arrival_rate, before.arrival_rate): before.at(

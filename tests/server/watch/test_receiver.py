@@ -16,7 +16,14 @@ import pytest
 
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import CommandError
-from kendall.server.watch.receiver import LARGEST_BODY, METHOD, PATH, Listener, Receiver, address
+from kendall.server.watch.receiver import (
+    LARGEST_BODY,
+    METHOD,
+    PATH,
+    Listener,
+    SpanReceiver,
+    address,
+)
 from kendall.server.watch.spans import MOST_MESSAGES, RequestSpan
 from tests.server.watch.exports import GIVEN, export
 
@@ -30,7 +37,7 @@ class Port:
 
     def __init__(self) -> None:
         self.spans: list[RequestSpan] = []
-        self.receiver = Receiver(self._take)
+        self.receiver = SpanReceiver(self._take)
         self.listener = Listener(self.receiver, "127.0.0.1:0")
 
     def _take(self, span: RequestSpan) -> None:
@@ -252,6 +259,6 @@ def taken() -> Iterator[int]:
 
 
 def test_a_port_that_is_taken_is_one_line(taken: int) -> None:
-    listener = Listener(Receiver(lambda _: None), f"127.0.0.1:{taken}")
+    listener = Listener(SpanReceiver(lambda _: None), f"127.0.0.1:{taken}")
     with pytest.raises(CommandError, match=f"got --otlp 127.0.0.1:{taken}, which cannot"):
         asyncio.run(listener.start())

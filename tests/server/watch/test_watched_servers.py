@@ -25,9 +25,9 @@ from kendall.queueing.simulation.fast import SimulatedRun, Trace, draw_trace
 from kendall.server.page import Feed
 from kendall.server.page.state import topics
 from kendall.server.watch.app import create_app
-from kendall.server.watch.options import QueueOptions
+from kendall.server.watch.options import WatchedQueueOptions
 from kendall.server.watch.receiver import Received
-from kendall.server.watch.report import Report, report_of
+from kendall.server.watch.report import WatchReport, report_of
 from kendall.server.watch.servers import WatchedServers
 from kendall.server.watch.spans import requests_of
 from tests.server.watch.exports import exports_of
@@ -51,7 +51,7 @@ class Scene:
     gone: float = math.inf  # the second server is
     routing: str = "central"
     seed: int = 3
-    asked: QueueOptions = field(default_factory=QueueOptions)
+    asked: WatchedQueueOptions = field(default_factory=WatchedQueueOptions)
 
     def run(self) -> tuple[SimulatedRun, Trace]:
         model = Queue(
@@ -70,7 +70,7 @@ class Scene:
             return run_trace(model, trace), trace
         return run_given(model, trace, np.random.SeedSequence(self.seed)), trace
 
-    def watched(self, look: Look | None = None) -> Report:
+    def watched(self, look: Look | None = None) -> WatchReport:
         """At the end of the run; `look` is awaited then, with what is known."""
         run, trace = self.run()
         sent = heapq.merge(
@@ -89,7 +89,7 @@ class Scene:
             )
         )
 
-        async def follow() -> Report:
+        async def follow() -> WatchReport:
             servers, now = WatchedServers(self.asked, 5.0), 0.0
             received = Received()
             for at, body in sent:
@@ -114,7 +114,7 @@ class Scene:
         return asyncio.run(follow())
 
 
-def checked(scene: Scene) -> tuple[Report, dict[str, Any]]:
+def checked(scene: Scene) -> tuple[WatchReport, dict[str, Any]]:
     """With the check, in JSON."""
     report = scene.watched()
     assert report.reason is None
@@ -184,7 +184,7 @@ def test_a_server_that_goes_begins_an_epoch() -> None:
 
 
 def test_given_law_and_slots_are_kept() -> None:
-    asked = QueueOptions(max_num_seqs=4, latency=str(LAW))
+    asked = WatchedQueueOptions(max_num_seqs=4, latency=str(LAW))
     _, found = checked(Scene(asked=asked))
     assert found["law"]["text"] == str(LAW)
     assert (found["law"]["from"], found["setting"]["slots_from"]) == ("option", "option")
@@ -207,7 +207,7 @@ def test_too_few_requests_are_no_law() -> None:
 
 def test_the_routes_of_the_live_model() -> None:
     """As a gateway has them: prediction, advice, metrics, and the page with its numbers."""
-    asked = QueueOptions(slo="p95_sojourn_time<=2s")
+    asked = WatchedQueueOptions(slo="p95_sojourn_time<=2s")
     found: dict[str, httpx.Response] = {}
     shown: dict[str, Any] = {}
 
