@@ -45,7 +45,10 @@ COMMANDS = {
         "kendall.loadgen.commands.audit_cli",
         "test whether the arrivals of a run follow the requested process",
     ),
-    "calibrate": ("kendall.server.operations.cli", "measure the latency law of an engine"),
+    "calibrate": (
+        "kendall.server.operations.calibrate_cli",
+        "measure the latency law of an engine",
+    ),
     "predict": ("kendall.queueing.commands.cli", "predict the queueing delay of a policy"),
     "simulate": ("kendall.queueing.commands.cli", "simulate a policy on Poisson arrivals"),
     "check-policy": (
@@ -109,10 +112,12 @@ OTHER_MEANING = {
     "calibrate": {"prompt-tokens", "output"},  # a number, elsewhere a distribution; a file
     "compare": {"output"},  # files
     "demo": {"output"},  # a folder
-    "load": {"model", "output"},  # as clients name it, where `serve` takes a folder too; a run file
+    # as clients name it, where `serve` takes a folder too; a run file; what a run is judged by
+    "load": {"model", "output", "slo"},
+    "summary": {"slo"},  # as for load
     "plan": {"max-num-seqs", "max-output-tokens", "latency"},  # lists to choose from
     "reproduce": {"output"},  # a folder
-    "watch": {"output"},  # a page
+    "watch": {"output", "slo"},  # a page; of servers that are not this machine's gateway
     "sweep": {"max-output-tokens", "slo", "output"},  # lists to search over; a folder
 }
 USAGE = """Usage: kendall COMMAND [OPTIONS]
