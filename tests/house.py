@@ -86,8 +86,8 @@ WHY = {  # not met
     "product, files": "a file for each law, order and system; none was merged to meet a number",
     "papers, lines": "figures whose systems are no queues of the product: two draws of a "
     "prediction, a choice among many queues",
-    "bench, lines": "the price of a misprediction, lengths of real answers, watched servers and the "
-    "bill of an SLO, written since",
+    "bench, lines": "the price of a misprediction, lengths of real answers, watched servers and "
+    "the bill of an SLO, written since",
     "tests, lines": "each capability brought its property tests, refusals and kept values",
 }
 
