@@ -72,7 +72,7 @@ def test_after_a_success_the_next_failure_is_logged_again(
             live = gateway.live_model()
             for ask in (fails, fails, nothing, fails, fails):
                 monkeypatch.setattr(PredictorClient, "ask", ask)
-                await live._assess()
+                await live.assess()
             return live.failures.count, live.failures.in_a_row
 
     with caplog.at_level(logging.INFO, logger="kendall.live"):
