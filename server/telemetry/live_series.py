@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -184,6 +185,7 @@ class LoadGauges:
                 "SLO, and where 16 do not keep it"
             ),
         )
+        self.replicas_needed.set(math.nan)  # 0 would tell an autoscaler to shrink
         self.error = gauge_of(
             "prediction_error_ratio",
             "Relative error of the predicted mean queueing delay: observed / predicted - 1",

@@ -4,6 +4,7 @@ Prometheus holds of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -30,7 +31,7 @@ def watch_command(
     """Watch servers that run already: the delays that they have beside those that the model
     predicts for them.
     """
-    _check(options)
+    _check(options, urls or [])
     if options.source.prometheus is not None:
         if urls or options.source.otlp is not None:
             raise SpecError("got --prometheus with another source; expected one of them")
@@ -45,6 +46,11 @@ def watch_command(
         from kendall.server.watch.scraping import watch_once  # noqa: PLC0415 - heavy
 
         watch_once(options, urls, json=json)
+    elif urls:
+        raise SpecError(
+            "got URLs without --once; expected --once, for what their metrics say within --for, or "
+            "--otlp"
+        )
     else:
         raise SpecError(
             "got no source; expected --otlp, --prometheus, or the URL of a server with --once: "
@@ -52,9 +58,22 @@ def watch_command(
         )
 
 
-def _check(options: WatchOptions) -> None:
-    """Raises SpecError for an option that the source does not read."""
+def _check(options: WatchOptions, urls: Sequence[str]) -> None:
+    """Raises SpecError for an option that the source does not read, and for what would be noticed
+    after the watch.
+    """
     report = options.report
+    if twice := [url for number, url in enumerate(urls) if url in urls[:number]]:
+        raise SpecError(f"got {twice[0]} twice; expected each server once")
+    if options.queue.latency is not None:
+        from kendall.queueing.latency.profile import load_law  # noqa: PLC0415 - heavy
+
+        load_law(options.queue.latency)
+    port = (options.source.otlp or "").rpartition(":")[2]
+    if not report.once and port == str(report.port) != "0":
+        raise SpecError(
+            f"got --otlp {options.source.otlp} with --port {report.port}; expected two ports"
+        )
     if options.queue.slo is not None and options.source.otlp is None:
         raise SpecError(
             "got --slo with counters alone, which have no quantiles; expected none: leave it out"

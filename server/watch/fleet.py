@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -31,14 +32,16 @@ LATER = 1.5  # times the longest time that a span has taken
 RECENT = 500  # requests
 HELD_BACK = 120.0  # seconds that the end of the window is before what is known, at most
 JUMP = 60.0  # seconds by which a clock may be off what it was
+AGREEING = 10  # spans in turn that are off it alike, after which the clock is another one
 GONE = 20.0  # mean times between spans without one, after which a replica is gone
 SILENT = 30.0  # seconds without a span, at least
 EARLY = "before_the_start"
-CLOCK, CROWD = "clock_jumped", "too_many_replicas"
+CLOCK, CROWD, REPEATED = "clock_jumped", "too_many_replicas", "repeated"
 UNUSED = {
     EARLY: "spans of requests that had ended before this watch began",
     CLOCK: f"spans of a server whose clock moved by more than {JUMP:g} s",
     CROWD: f"spans of more than {MOST_REPLICAS} servers",
+    REPEATED: "spans that had come before",
 }
 
 
@@ -57,6 +60,22 @@ class WatchedReplica:
     # from the end of a request until its span came, of the last ones
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     gone: bool = False
+    other_ns: int = 0  # the offset of spans that are off its clock
+    others: int = 0  # such spans in turn, which agree
+
+    def follows(self, offset_ns: int, now: float) -> bool:
+        """Whether a span with this offset is of its clock, which has changed for good where
+        `AGREEING` of them say so.
+        """
+        if abs(offset_ns - self.offset_ns) <= JUMP * 1e9:
+            self.others = 0
+            return True
+        agrees = abs(offset_ns - self.other_ns) <= JUMP * 1e9
+        self.others, self.other_ns = (self.others + 1 if agrees else 1), offset_ns
+        if self.others < AGREEING:
+            return False
+        self.offset_ns, self.others, self.settled, self.since = offset_ns, 0, False, now
+        return True
 
     def at(self, instant_ns: int) -> float:
         """On our clock."""
@@ -97,21 +116,32 @@ class Fleet:
     _served: list[ServedRequest] = field(default_factory=list)  # by arrival
     early: int = 0  # spans from before the first export, which are not used
     known: int = 0  # requests that arrived before the end, so far
+    _numbers: int = 0  # replicas so far
+    # spans that came, so that one that is sent again counts once
+    _known: dict[tuple[str, str, int], None] = field(default_factory=dict)
     _handed: int = 0  # of `_served`, those that arrived before the end
     _late: list[ServedRequest] = field(default_factory=list)  # that came after the end had passed
 
     def add(self, span: RequestSpan, now: float) -> str | None:
         """One request that came now; the reason of `UNUSED` where it cannot be used."""
+        key = (span.replica, span.request_id, span.started_ns)
+        if key in self._known:
+            return REPEATED
         replica = self.replicas.get(span.replica)
         if replica is None:
+            self._forget_gone(now)
             if len(self.replicas) >= MOST_REPLICAS:
                 return CROWD
             offset = span.ended_ns - round(now * 1e9)
-            replica = WatchedReplica(span.replica, len(self.replicas), offset, now)
+            replica = WatchedReplica(span.replica, self._numbers, offset, now)
+            self._numbers += 1
             self.replicas[span.replica] = replica
         offset = span.ended_ns - round(now * 1e9)
-        if abs(offset - replica.offset_ns) > JUMP * 1e9:
+        if not replica.follows(offset, now):
             return CLOCK
+        self._known[key] = None
+        if len(self._known) > 2 * KEPT:
+            self._known = dict(islice(self._known.items(), KEPT, None))
         if not replica.settled:
             replica.offset_ns = max(replica.offset_ns, offset)
         replica.requests += 1
@@ -121,6 +151,12 @@ class Fleet:
         else:
             self._waiting.append((span, replica, now))
         return None
+
+    def _forget_gone(self, now: float) -> None:
+        """Of a full fleet: room for replicas that come."""
+        if len(self.replicas) >= MOST_REPLICAS:
+            kept = {name: each for name, each in self.replicas.items() if not each.silent(now)}
+            self.replicas = kept
 
     def advance(self, now: float) -> tuple[list[ServedRequest], int]:
         """Move the end of the window; what arrived within it and is new, and the number of replicas

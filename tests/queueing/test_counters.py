@@ -20,7 +20,7 @@ from kendall.queueing.estimation.counters.samples import (
     side_by_side,
 )
 from kendall.queueing.estimation.counters.step_law import met, moved, step_law
-from kendall.queueing.estimation.counters.track_record import track_record
+from kendall.queueing.estimation.counters.track_record import Hour, track_record
 from kendall.queueing.measurement.server_signals import GAUGES
 from tests.counted_engine import (
     BUCKETS,
@@ -217,3 +217,21 @@ def test_a_replica_that_leaves_and_several_models() -> None:
     forecast = record.rows[1].forecast
     assert forecast is not None
     assert forecast.load == pytest.approx(0.5, rel=0.1)
+
+
+def test_an_hour_without_some_scrapes_has_the_dispersion_of_the_rest() -> None:
+    """Parts that were scraped for a shorter time count fewer arrivals: that is no burst."""
+    at = np.arange(0.0, 3601.0, 15.0)
+    whole = samples(at, finished=2.0 * at, running=np.zeros(at.size), waiting=np.zeros(at.size))
+    kept = (at < 1000) | (at > 2190)
+    gap = samples(
+        at[kept],
+        finished=2.0 * at[kept],
+        running=np.zeros(kept.sum()),
+        waiting=np.zeros(kept.sum()),
+    )
+    edges = np.linspace(0.0, 3600.0, 61).tolist()
+    for each in (whole, gap):
+        hour = Hour.of(edges, [each.between(edges)])
+        assert len(hour.arrivals) >= 6
+        assert hour.dispersion < 0.5

@@ -188,3 +188,8 @@ def test_every_duration_is_in_its_histogram_and_every_name_of_the_contract_is_th
     assert (totals["kendall_batch_size_count"], totals["kendall_batch_size_sum"]) == (2, 3 + 1)
     assert (totals["kendall_output_tokens_count"], totals["kendall_output_tokens_sum"]) == (4, 32)
     assert {f"kendall_{name}" for name in (*COUNTERS, *GAUGES, *PREDICTIONS)} <= set(found)
+
+
+def test_nothing_is_said_of_needed_replicas_before_it_is_known() -> None:
+    """An autoscaler that follows the gauge would take a 0 for an order."""
+    assert "\nkendall_replicas_needed NaN\n" in Metrics().exposition().decode()

@@ -289,6 +289,26 @@ def test_only_one_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected one of them" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("http://127.0.0.1:9", "http://127.0.0.1:9", "--once"),
+            "got http://127.0.0.1:9 twice; expected each server once",
+        ),
+        (("http://127.0.0.1:9",), "got URLs without --once"),
+        (("--otlp", ":9", "--port", "9"), "got --otlp :9 with --port 9; expected two ports"),
+        (("http://127.0.0.1:9", "--once", "--latency", "nonsense"), "got latency"),
+    ],
+)
+def test_what_cannot_be_watched_is_said_before_the_watch(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, *arguments)
+    assert (status, err.count("\n")) == (2, 1)
+    assert message in err
+
+
 def test_scrapes_that_are_left_out_are_gaps() -> None:
     instants = np.arange(0.0, 100.0)
     series = seen(counters(served(0.5, 100.0, FAST), instants), (instants < 40) | (instants > 60))

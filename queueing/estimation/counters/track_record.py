@@ -34,6 +34,7 @@ from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.json_form import to_json
 
 PARTS = 60  # of an hour, for the step law
+FULL = 0.9  # of the longest part: a shorter one lacks scrapes
 TOGETHER = 5  # of them, for the dispersion of the arrivals
 ENOUGH = 10  # requests of a part; else it is longer
 REMEMBERED = 24  # hours whose loads the step law is fitted to
@@ -54,7 +55,7 @@ class Hour:
     end: float
     totals: Totals
     parts: tuple[Totals, ...]  # of single replicas, for the step law
-    arrivals: tuple[float, ...]  # of all replicas, by part of the hour
+    arrivals: tuple[float, ...]  # of all replicas, by part of the hour that was scraped throughout
     replicas: int
 
     @classmethod
@@ -65,12 +66,15 @@ class Hour:
             side_by_side(part for each in found for part in each[first : first + TOGETHER])
             for first in range(0, len(edges) - 1, TOGETHER)
         ]
+        whole = FULL * max((part.seconds for part in by_part), default=0.0)
         return cls(
             start=edges[0],
             end=edges[-1],
             totals=side_by_side([one_after_the_other(each) for each in found]),
             parts=tuple(part for each in found for part in _with_enough(each)),
-            arrivals=tuple(part.total("arrived") for part in by_part if part.seconds),
+            arrivals=tuple(
+                part.total("arrived") for part in by_part if part.seconds and part.seconds >= whole
+            ),
             replicas=len(found),
         )
 

@@ -90,3 +90,43 @@ def test_replicas_are_bounded_and_a_clock_that_jumps_is_told() -> None:
     assert [add(f"r{i}", BASE_NS) for i in range(64)] == [None] * 64
     assert add("r64", BASE_NS) == "too_many_replicas"
     assert add("r0", BASE_NS + 10**18) == "clock_jumped"
+
+
+def test_a_clock_that_was_set_for_good_is_followed() -> None:
+    """Also one whose first span was of 1970; a single stray one changes nothing."""
+    fleet = Fleet()
+
+    def add(number: int, started_ns: int, now: float) -> str | None:
+        made = GIVEN | {"gen_ai.request.id": f"cmpl-{number}"}
+        (span,) = requests_of(export([("llm_request", started_ns, made)], "r0"), "peer")
+        assert isinstance(span, RequestSpan)
+        return fleet.add(span, now)
+
+    assert add(0, 10**9, 1.0) is None
+    said = [add(1 + i, BASE_NS + i * 10**9, 2.0 + i) for i in range(20)]
+    assert said == ["clock_jumped"] * 9 + [None] * 11
+    assert add(30, 10**9, 30.0) == "clock_jumped"
+    assert add(31, BASE_NS + 29 * 10**9, 31.0) is None
+
+
+def test_a_span_that_is_sent_again_counts_once() -> None:
+    fleet = Fleet()
+    (span,) = requests_of(export([("llm_request", BASE_NS, GIVEN)], "r0"), "peer")
+    assert isinstance(span, RequestSpan)
+    assert [fleet.add(span, 1.0), fleet.add(span, 2.0)] == [None, "repeated"]
+
+
+def test_replicas_that_are_gone_make_room_for_others() -> None:
+    """An autoscaled fleet has more than 64 in its life."""
+    fleet = Fleet()
+
+    def add(replica: str, now: float) -> str | None:
+        started = BASE_NS + round(now * 1e9)
+        (span,) = requests_of(export([("llm_request", started, GIVEN)], replica), "peer")
+        assert isinstance(span, RequestSpan)
+        return fleet.add(span, now)
+
+    assert {add(f"r{i}", 1.0) for i in range(64)} == {None}
+    assert add("r0", 95.0) is None
+    assert add("new", 100.0) is None
+    assert set(fleet.replicas) == {"r0", "new"}
