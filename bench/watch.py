@@ -10,10 +10,6 @@ a closed loop has just had. Beside it run `kendall watch --otlp`, which gets the
     counters   up to load 0.7, observed and predicted differ by at most max(15 %, half the
                interval), of the sojourn and of a mean delay above 1 ms
 
-and what the cell at 0.5 says of 1.4 times as many requests is held against the cell at 0.7, of
-8 slots in place of 4 against a server with 8 at the same rate: the gain is covered where the
-measured one is inside its interval.
-
     .venv/bin/python bench/watch.py [--slots 4 8 32] [--seconds 75] [--json FILE]
 """
 
@@ -66,7 +62,6 @@ class Cell(Asked):
     client_sojourn: float
     spans: Mapping[str, Any]
     counters: Mapping[str, Any]
-    at_more: Mapping[str, Any] | None  # what-ifs at 1.4 times the rate
 
 
 def drawn(name: str, rng: np.random.Generator, count: int) -> Ints:
@@ -161,18 +156,12 @@ def measured(url: str, otlp: int, asked: Asked) -> Cell:
             told, _ = counters.communicate(timeout=120)
         time.sleep(12.0)  # until the last spans are here and assessed
         answer = client.get(f"http://127.0.0.1:{page}/admin/watch").json()
-        more = None
-        if asked.load == 0.5:
-            more = client.get(f"http://127.0.0.1:{page}/admin/prediction?rate_factor=1.4").json()
-            client.get(f"http://127.0.0.1:{page}/admin/prediction?what_if=true")
-            answer = client.get(f"http://127.0.0.1:{page}/admin/watch").json()
     return Cell(
         **asdict(asked),
         requests=len(sojourns),
         client_sojourn=float(np.mean(sojourns)),
         spans=answer,
         counters=json.loads(told)["models"][0],
-        at_more=more,
     )
 
 
@@ -214,18 +203,6 @@ def line(cell: Cell) -> str:
     )
 
 
-def gains(cells: list[Cell]) -> Iterator[tuple[str, float, float, float]]:
-    """What was asked, the measured gain in the mean sojourn, and the interval that was told."""
-    by = {(cell.slots, cell.lengths, cell.load): cell for cell in cells}
-    for (slots, lengths, load), cell in by.items():
-        after = by.get((slots, lengths, 0.7))
-        told = (cell.at_more or {}).get("what_if_in_force")
-        if load == 0.5 and after is not None and told:
-            gain = 1 - after.client_sojourn / cell.client_sojourn
-            low, high = told["gain_low"], told["gain_high"]
-            yield f"{slots} slots, {lengths}: 1.4 times the rate", gain, low, high
-
-
 def cells_of(options: argparse.Namespace) -> Iterator[Cell]:
     """In turn, with a server for each number of slots."""
     for slots in options.slots:
@@ -256,9 +233,6 @@ def conclude(cells: list[Cell]) -> None:
         for name, holds in verdicts(cell).items():
             if holds is not None:
                 counted.setdefault(name, []).append(holds)
-    for what, gain, low, high in gains(cells):
-        counted.setdefault("gains", []).append(low <= gain <= high)
-        print(f"{what}: gain {gain:+.2f}, told {low:+.2f} to {high:+.2f}")
     for name, holding in counted.items():
         print(f"{name}: {sum(holding)} of {len(holding)}")
 
