@@ -32,6 +32,7 @@ LATER = 1.5  # times the longest time that a span has taken
 RECENT = 500  # requests
 HELD_BACK = 120.0  # seconds that the end of the window is before what is known, at most
 JUMP = 60.0  # seconds by which a clock may be off what it was
+SAME_CLOCK = 0.5  # seconds by which replicas with one clock may seem to differ
 AGREEING = 10  # spans in turn that are off it alike, after which the clock is another one
 GONE = 20.0  # mean times between spans without one, after which a replica is gone
 SILENT = 30.0  # seconds without a span, at least
@@ -51,7 +52,8 @@ class WatchedReplica:
 
     name: str
     number: int
-    offset_ns: int  # its clock beyond ours, less the least time that a span took
+    offset_ns: int  # its clock beyond ours, less the least time that a span took until it settled
+    least_ns: int  # the same of all its spans
     since: float  # its first span came
     settled: bool = False
     requests: int = 0
@@ -74,7 +76,8 @@ class WatchedReplica:
         self.others, self.other_ns = (self.others + 1 if agrees else 1), offset_ns
         if self.others < AGREEING:
             return False
-        self.offset_ns, self.others, self.settled, self.since = offset_ns, 0, False, now
+        self.offset_ns = self.least_ns = offset_ns
+        self.others, self.settled, self.since = 0, False, now
         return True
 
     def at(self, instant_ns: int) -> float:
@@ -133,7 +136,7 @@ class Fleet:
             if len(self.replicas) >= MOST_REPLICAS:
                 return CROWD
             offset = span.ended_ns - round(now * 1e9)
-            replica = WatchedReplica(span.replica, self._numbers, offset, now)
+            replica = WatchedReplica(span.replica, self._numbers, offset, offset, now)
             self._numbers += 1
             self.replicas[span.replica] = replica
         offset = span.ended_ns - round(now * 1e9)
@@ -142,6 +145,7 @@ class Fleet:
         self._known[key] = None
         if len(self._known) > 2 * KEPT:
             self._known = dict(islice(self._known.items(), KEPT, None))
+        replica.least_ns = max(replica.least_ns, offset)
         if not replica.settled:
             replica.offset_ns = max(replica.offset_ns, offset)
         replica.requests += 1
@@ -211,11 +215,12 @@ class Fleet:
         return numbers
 
     def served_times(self) -> ServedTimes:
-        """Of all that is kept up to the end of the window."""
-        rows = [
-            (each.queued, each.started, each.first, each.last, _held(each), *_sizes(each))
-            for each in self._served[: self._handed]
-        ]
+        """Of all that is kept up to the end of the window, on clocks as they are known now."""
+        late, rows = self._late_by(), []
+        for each in self._served[: self._handed]:
+            shift = late.get(each.record.server_id or 0, 0.0)
+            instants = (each.started - shift, each.first - shift, each.last - shift)
+            rows.append((each.queued, *instants, _held(each), *_sizes(each)))
         queued, started, first, last, held, prompts, outputs, server = (
             np.array(rows, dtype=np.float64).reshape(-1, 8).T
         )
@@ -229,6 +234,19 @@ class Fleet:
             outputs=outputs,
             server=server.astype(np.int64),
         )
+
+    def _late_by(self) -> dict[int, float]:
+        """By the number of a replica: seconds by which its instants are later than others know
+        them. Clocks that seem to differ by no more than exports are late are one clock.
+        """
+        known = [each.least_ns for each in self.replicas.values()]
+        if not known:
+            return {}
+        one = max(known) - min(known) <= SAME_CLOCK * 1e9
+        return {
+            each.number: ((max(known) if one else each.least_ns) - each.offset_ns) * 1e-9
+            for each in self.replicas.values()
+        }
 
     def ended_between(self, start: float, end: float) -> int:
         """Requests whose answers ended in (start, end]."""

@@ -33,10 +33,10 @@ class SourceOptions:
         default=24 * 3600.0,
         parser=Duration(60.0, endless=False),
     )
-    every: float = option(
+    every: float | None = option(
         SOURCES,
-        "With --prometheus: the time that a row of the track record covers.",
-        default=3600.0,
+        "With --prometheus: the time that a row of the track record covers. Default: an hour, or a "
+        "sixth of --since where that is less than two.",
         parser=Duration(60.0, endless=False),
     )
     match: str = option(

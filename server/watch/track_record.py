@@ -33,6 +33,7 @@ from kendall.server.watch.record_text import given_law, show
 from kendall.server.watch.signals import samples_of
 
 MOST_ROWS = 10_000
+HOUR, ROWS = 3600.0, 6  # seconds; of a shorter record
 
 
 def track_record(options: WatchOptions, *, json: bool) -> None:
@@ -64,7 +65,9 @@ def records_from(options: WatchOptions, now: float | None = None) -> list[TrackR
     assert source.prometheus is not None
     given = given_law(options.queue.latency)
     end = time.time() if now is None else now  # noqa: TID251 - instants of another machine's samples
-    edges = _edges(end, source.since, source.every)
+    usual = HOUR if source.since >= 2 * HOUR else source.since / ROWS
+    each_row = usual if source.every is None else source.every
+    edges = _edges(end, source.since, each_row)
     with (
         Prometheus(source.prometheus, client_of(options, source.prometheus), source.match) as held,
         working(f"asking {source.prometheus}") as tell,

@@ -186,7 +186,8 @@ def test_the_track_record_of_a_real_prometheus(
         text_status, text, _ = run(capsys, *asked, "--match", 'instance="a:8000"')
         none = run(capsys, *asked, "--match", 'instance="b"')
         wrong = run(capsys, *asked, "--match", "instance")
-        few = run(capsys, "--prometheus", real.url, "--since", "1h")
+        few = run(capsys, "--prometheus", real.url, "--since", "1h", "--every", "1h")
+        short = run(capsys, "--prometheus", real.url, "--since", "1h", "--json")
     (record,) = json.loads(out)["records"]
     assert (record["server"], record["model"], record["slots"]) == ("vLLM", "tiny", SLOTS)
     rows = record["rows"]
@@ -213,6 +214,7 @@ def test_the_track_record_of_a_real_prometheus(
     assert "without a metric of vLLM" in none[2]
     assert "label matchers" in wrong[2]
     assert "expected 2 to" in few[2]
+    assert len(json.loads(short[1])["records"][0]["rows"]) == 6
 
 
 def test_what_is_no_prometheus(capsys: pytest.CaptureFixture[str]) -> None:

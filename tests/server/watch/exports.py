@@ -60,10 +60,12 @@ def exports_of(
     offset: float = 0.0,
     lost: float = 0.0,
     until: float = math.inf,
+    phase: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> Iterator[tuple[float, bytes]]:
     """What one server of a run sends, and when it comes; `offset`: seconds that its clock is ahead,
-    `lost`: share of the spans, `until`: it is gone then.
+    `lost`: share of the spans, `until`: it is gone then, `phase`: seconds by which its exports are
+    later than those of others.
     """
     rng = np.random.default_rng(0) if rng is None else rng
     due: dict[int, list[tuple[str, int, Mapping[str, Any]]]] = {}
@@ -90,6 +92,8 @@ def exports_of(
             "gen_ai.request.id": f"cmpl-{i}",
         }
         start = BASE_NS + round((arrived + offset) * 1e9)
-        due.setdefault(math.ceil(ended / EXPORT), []).append(("llm_request", start, attributes))
+        due.setdefault(math.ceil((ended - phase) / EXPORT), []).append(
+            ("llm_request", start, attributes)
+        )
     for number, spans in due.items():
-        yield number * EXPORT + 0.01, export(spans, replica)
+        yield number * EXPORT + phase + 0.01, export(spans, replica)

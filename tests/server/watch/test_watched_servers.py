@@ -50,6 +50,7 @@ class Scene:
     offsets: Sequence[float] = (0.0, 0.0)  # of the servers' clocks
     gone: float = math.inf  # the second server is
     routing: str = "central"
+    phase: float = 0.0  # by which exports of the second server are later
     seed: int = 3
     asked: WatchedQueueOptions = field(default_factory=WatchedQueueOptions)
 
@@ -84,6 +85,7 @@ class Scene:
                     offset=self.offsets[server],
                     lost=self.lost,
                     until=self.gone if server else math.inf,
+                    phase=self.phase if server else 0.0,
                 )
                 for server in range(self.servers)
             )
@@ -158,7 +160,7 @@ def test_servers_with_a_queue_each(routing: str) -> None:
     """The rule of the balancer is named, each server's requests are checked by its own queue, and
     the forecast knows what the rule costs.
     """
-    scene = Scene(servers=2, routing=routing, seconds=200.0, load=0.8)
+    scene = Scene(servers=2, routing=routing, seconds=200.0, load=0.8, phase=2.3)
     _, found = checked(scene)
     run, _ = scene.run()
     assert found["setting"]["routing"]["rule"] == routing
