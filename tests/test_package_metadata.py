@@ -96,7 +96,9 @@ def test_what_is_imported_at_run_time_is_asked_for() -> None:
         "transformers",
         "tqdm",
         "opentelemetry",
-    }  # imported only where vLLM is installed, which brings the last two
+        "google",
+        "grpc",
+    }  # imported only where vLLM is installed, which brings the last four, or the extra `otel`
     brought = {
         "starlette": "fastapi",
         "PIL": "matplotlib",
