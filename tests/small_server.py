@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+
+from tests.loadgen.fake_server import in_a_thread, listening
 
 SLOTS, STEP = 3, 0.02  # seconds of a token
 
@@ -65,34 +66,18 @@ class SmallServer:
         return response
 
 
+@contextlib.asynccontextmanager
+async def _serving(server: SmallServer) -> AsyncIterator[SmallServer]:
+    app = web.Application()
+    app.router.add_get("/v1/models", server.models)
+    app.router.add_get("/metrics", server.counters)
+    app.router.add_post("/v1/completions", server.complete)
+    async with listening(app) as server.url:
+        yield server
+
+
 @contextlib.contextmanager
 def serving(**settings: Any) -> Iterator[SmallServer]:
-    loop, started, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-    servers: list[SmallServer] = []
-
-    async def main() -> None:
-        server = SmallServer(**settings)
-        app = web.Application()
-        app.router.add_get("/v1/models", server.models)
-        app.router.add_get("/metrics", server.counters)
-        app.router.add_post("/v1/completions", server.complete)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        server.url = f"http://127.0.0.1:{port}"
-        servers.append(server)
-        started.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert started.wait(60)
-    try:
-        yield servers[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
-        loop.close()
+    """On a loop of its own."""
+    with in_a_thread(lambda: _serving(SmallServer(**settings))) as server:
+        yield server

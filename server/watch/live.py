@@ -19,6 +19,7 @@ from kendall.remote import check_key, check_no_credentials
 from kendall.server.runtime.clock import clock_of
 from kendall.server.watch.lost import LostSpans
 from kendall.server.watch.options import WatchOptions
+from kendall.server.watch.prometheus import headers_of
 from kendall.server.watch.receiver import Listener, SpanReceiver
 from kendall.server.watch.report import WatchReport, report_of, show
 from kendall.server.watch.servers import WatchedServers
@@ -64,7 +65,7 @@ class _Watch:
             servers,
             receiver,
             Listener(receiver, options.source.otlp or ""),
-            LostSpans(urls, _headers(options), options.trust),
+            LostSpans(urls, headers_of(options), options.trust),
         )
 
     async def run(self, *, json: bool) -> None:
@@ -161,14 +162,3 @@ def _advice(port: int) -> str:
         f"start vLLM with --otlp-traces-endpoint http://HOST:{port} (gRPC), or with "
         f"http://HOST:{port}/v1/traces and OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf"
     )
-
-
-def _headers(options: WatchOptions) -> dict[str, str]:
-    """Raises SpecError."""
-    found = {} if not options.api_key else {"authorization": f"Bearer {options.api_key}"}
-    for text in options.header:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip() or not text.isprintable() or not text.isascii():
-            raise SpecError(f"got --header {text!r}; expected NAME:VALUE")
-        found[name.strip().lower()] = value.strip()
-    return found

@@ -9,16 +9,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import httpx
-
-from kendall.remote import Trust, server_root, unanswered
+from kendall.remote import Trust
 from kendall.server.watch.fleet import Fleet
+from kendall.server_metrics import NoMetricsError, metrics_of
 
 log = logging.getLogger("kendall.watch")
 ENDED = "vllm:request_success"
 NO_SPAN = "abort"  # reason of an end without a span
-TIMEOUT = 5.0  # seconds
-LARGEST = 16 << 20  # bytes of an exposition
 KEPT = 600  # readings
 
 
@@ -85,21 +82,9 @@ class LostSpans:
 
     async def _count(self, url: str) -> float | None:
         try:
-            async with httpx.AsyncClient(
-                verify=self.trust.verification(url), timeout=TIMEOUT, trust_env=False
-            ) as client:
-                answer = await client.get(server_root(url) + "/metrics", headers=self.headers)
-            if not answer.is_success:
-                raise NoCounterError(
-                    f"got status {answer.status_code} of /metrics; expected 200: --api-key gives "
-                    "a key"
-                )
-            if len(answer.content) > LARGEST:
-                raise NoCounterError(f"got more than {LARGEST} bytes of /metrics")
-            return ended_requests(answer.text)
-        except (httpx.HTTPError, ValueError) as error:
-            why = unanswered(error, url) if isinstance(error, httpx.HTTPError) else str(error)
+            return ended_requests(await metrics_of(url, self.headers, self.trust))
+        except (NoMetricsError, ValueError) as error:
             if self.why_not is None:
-                log.warning("lost spans are not counted: %s: %s", url, why)
-            self.why_not = f"{url}: {why}"
+                log.warning("lost spans are not counted: %s: %s", url, error)
+            self.why_not = f"{url}: {error}"
             return None

@@ -54,22 +54,27 @@ class _Labels(msgspec.Struct):
 _Kind = TypeVar("_Kind", _QueryAnswer, _Labels)
 
 
+def headers_of(options: WatchOptions) -> dict[str, str]:
+    """With the key; no message repeats a value, which may be one. Raises SpecError."""
+    headers: dict[str, str] = {}
+    for text in options.header:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip() or not text.isprintable() or not text.isascii():
+            raise SpecError(f"got --header {name}; expected NAME:VALUE")
+        headers[name.strip().lower()] = value.strip()
+    if options.api_key:
+        headers["authorization"] = f"Bearer {options.api_key}"
+    return headers
+
+
 def client_of(options: WatchOptions, url: str) -> httpx.Client:
     """A client with the options' key, headers and trust. Raises SpecError."""
     check_no_credentials(url, "a URL")
     check_key(options.api_key, "--api-key")
     if not url.lower().startswith(("http://", "https://")):
         raise SpecError(f"got {url}; expected http://HOST:PORT")
-    headers = {}
-    for each in options.header:
-        name, colon, value = each.partition(":")
-        if not colon or not name.strip():
-            raise SpecError(f"got --header {name}; expected NAME:VALUE")
-        headers[name.strip()] = value.strip()
-    if options.api_key:
-        headers["Authorization"] = f"Bearer {options.api_key}"
     return httpx.Client(
-        headers=headers,
+        headers=headers_of(options),
         verify=options.trust.verification(url),
         timeout=httpx.Timeout(ANSWER, connect=CONNECT),
         trust_env=False,

@@ -7,11 +7,13 @@ import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 MODELS = ("fake", "a", "b", "lora=0.5")  # that it lists; it serves whatever is asked for
+Served = TypeVar("Served")
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
@@ -85,14 +87,20 @@ async def serving(handler: Handler = answer) -> AsyncIterator[FakeServer]:
     app.router.add_post("/v1/completions", server.handle)
     app.router.add_post("/v1/chat/completions", server.handle)
     app.router.add_get("/v1/models", _models)
+    async with listening(app) as server.url:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application) -> AsyncIterator[str]:
+    """Its URL."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    server.url = f"http://127.0.0.1:{port}"
     try:
-        yield server
+        yield f"http://127.0.0.1:{port}"
     finally:
         await runner.cleanup()
 
@@ -100,12 +108,19 @@ async def serving(handler: Handler = answer) -> AsyncIterator[FakeServer]:
 @contextlib.contextmanager
 def serving_in_a_thread(handler: Handler = answer) -> Iterator[str]:
     """The URL of a server on a loop of its own."""
-    loop, started, urls = asyncio.new_event_loop(), threading.Event(), []
+    with in_a_thread(lambda: serving(handler)) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def in_a_thread(serve: Callable[[], AbstractAsyncContextManager[Served]]) -> Iterator[Served]:
+    """What a server is, while it serves on a loop of its own."""
+    loop, started, served = asyncio.new_event_loop(), threading.Event(), list[Served]()
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(handler) as server:
-            urls.append(server.url)
+        async with serve() as server:
+            served.append(server)
             started.set()
             await stop.wait()
 
@@ -113,7 +128,7 @@ def serving_in_a_thread(handler: Handler = answer) -> Iterator[str]:
     thread.start()
     assert started.wait(60)
     try:
-        yield urls[0]
+        yield served[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(60)

@@ -68,10 +68,14 @@ def template(name: str) -> jinja2.Template:
     it is no HTML: `| text`, `| typeset`.
     """
     environment = jinja2.Environment(
-        autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=jinja2.FunctionLoader(lambda part: re.sub(r"\n +", "", asset(part))),
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {"text": escape, "typeset": typeset, "counted": counted}
-    return environment.from_string(re.sub(r"\n +", "", asset(name)))
+    return environment.get_template(name)
 
 
 def asset(name: str) -> str:
