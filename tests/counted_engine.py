@@ -179,6 +179,54 @@ def of_lengths(
     return serve(arrived, prompts, outputs, law, slots)
 
 
+def at_speed(
+    arrived: Vector,
+    mean: float,
+    prompt: int,
+    law: Law,
+    slots: int,
+    rng: np.random.Generator,
+    *,
+    knots: Vector,
+    speed: Vector,
+) -> Served:
+    """The same of an engine on which everything takes `speed` times as long from one knot to the
+    next; 1 after the last.
+    """
+    clock = np.append(0.0, np.cumsum(np.diff(knots) / speed))  # of the engine at speed 1
+    last = max(float(arrived[-1]), float(knots[-1])) + 3600.0
+    at, clock = np.append(knots, last), np.append(clock, clock[-1] + last - knots[-1])
+    found = of_lengths(np.interp(arrived, at, clock), mean, prompt, law, slots, rng)
+    scheduled, first, finished, ends = (
+        np.interp(each, clock, at)
+        for each in (found.scheduled, found.first, found.finished, found.at)
+    )
+    took = np.diff(found.at)
+    making = np.diff(found.gap_seconds) / np.where(took > 0, took, 1.0)
+    return Served(
+        arrived,
+        found.prompts,
+        found.outputs,
+        scheduled,
+        first,
+        finished,
+        ends,
+        found.steps,
+        found.gaps,
+        np.append(0.0, np.cumsum(making * np.diff(ends))),
+    )
+
+
+def wandering(seconds: float, spread: float, rng: np.random.Generator) -> tuple[Vector, Vector]:
+    """Knots half a second apart, and speeds whose log wanders about as far as this in 5 seconds."""
+    each, memory = 0.5, math.exp(-0.5 / 5.0)
+    log, logs = 0.0, []
+    for drawn in rng.standard_normal(math.ceil(seconds / each)):
+        log = memory * log + math.sqrt(1 - memory**2) * drawn
+        logs.append(spread * log - spread**2 / 2)
+    return each * np.arange(len(logs) + 1), np.exp(logs)
+
+
 def begun_anew(series: list[Series], at: float) -> list[Series]:
     """The same server, whose process began anew then: its counters count from there."""
     found = []

@@ -255,19 +255,7 @@ def _resampled(
     if machine is None:
         return None
     path = machine.path(rng) if isinstance(machine, BatchFactors) else machine
-    span, at, knots, speeds = float(path.at[-1] - path.at[0]), 0.0, [np.zeros(1)], []
-    length = min(float(rng.choice(PIECES[1:])), span / 2)  # no shorter than what slows it
-    while at < seconds and span > 0:
-        piece = min(float(rng.exponential(length)), seconds - at, span)
-        since = path.at[0] + rng.random() * (span - piece)
-        first = int(np.searchsorted(path.at, since, "right")) - 1
-        last = max(first + 1, int(np.searchsorted(path.at, since + piece, "left")))
-        knots.append(np.append(path.at[first + 1 : last], since + piece) - since + at)
-        speeds.append(path.speed[first:last])
-        at += piece
-    if not speeds:
-        return None
-    return SpeedPath(np.concatenate(knots), scale * np.concatenate(speeds), scale * path.outside)
+    return path.resampled(seconds, scale, rng)
 
 
 def band(means: Vector) -> Estimate:

@@ -22,7 +22,8 @@ FEWEST = 3  # requests that waited
 class ServedTimes:
     """Requests that one or several engines served; instants in seconds, counts in tokens."""
 
-    queued: Vector  # seconds that it waited for that slot
+    arrived: Vector  # at the server, which its scheduler sees up to a step later
+    queued: Vector  # seconds that it waited for that slot, as the scheduler knows
     started: Vector  # the scheduler gave it a slot
     first: Vector  # its first token
     last: Vector  # its last token

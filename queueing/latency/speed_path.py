@@ -25,6 +25,7 @@ from kendall.queueing.distributions.token_distribution import Vector
 from kendall.queueing.measurement.batch_means import FloatArray
 
 BLOCKS = 10  # of a run of slots, each of one speed
+PIECES = (20.0, 120.0)  # seconds, on average; no shorter than what slows a machine
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,26 @@ class SpeedPath:
         known = (took > 0) & (model > 0)
         ratio = np.where(known, took / np.where(known, model, 1.0), 1.0)
         return dataclasses.replace(self, speed=self.speed * ratio)
+
+    def resampled(self, seconds: float, scale: float, rng: np.random.Generator) -> SpeedPath | None:
+        """Pieces of it in random order, from 0 on for so many seconds, each speed `scale` times as
+        large; None of a path without length.
+        """
+        span, at, knots, speeds = float(self.at[-1] - self.at[0]), 0.0, [np.zeros(1)], []
+        length = min(float(rng.choice(PIECES)), span / 2)
+        while at < seconds and span > 0:
+            piece = min(float(rng.exponential(length)), seconds - at, span)
+            since = self.at[0] + rng.random() * (span - piece)
+            first = int(np.searchsorted(self.at, since, "right")) - 1
+            last = max(first + 1, int(np.searchsorted(self.at, since + piece, "left")))
+            knots.append(np.append(self.at[first + 1 : last], since + piece) - since + at)
+            speeds.append(self.speed[first:last])
+            at += piece
+        if not speeds:
+            return None
+        return SpeedPath(
+            np.concatenate(knots), scale * np.concatenate(speeds), scale * self.outside
+        )
 
 
 def _along(known: FloatArray, wanted: FloatArray, slope: float, values: Vector) -> FloatArray:

@@ -144,8 +144,8 @@ def learn_law(served: ServedTimes) -> ObservedLaw | None:
 
 def learn_routing(served: ServedTimes, slots: int) -> Routing | None:
     """How watched servers with so many slots each get their requests."""
-    arrived, server = served.started - served.queued, np.unique(served.server, return_inverse=True)
-    return routing_of(arrived, served.started, served.last, server[1], slots)
+    server = np.unique(served.server, return_inverse=True)[1]
+    return routing_of(served.arrived, served.started, served.last, server, slots)
 
 
 def restore(state: msgspec.Raw) -> EstimatesSummary:

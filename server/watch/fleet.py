@@ -220,11 +220,12 @@ class Fleet:
         for each in self._served[: self._handed]:
             shift = late.get(each.record.server_id or 0, 0.0)
             instants = (each.started - shift, each.first - shift, each.last - shift)
-            rows.append((each.queued, *instants, _held(each), *_sizes(each)))
-        queued, started, first, last, held, prompts, outputs, server = (
-            np.array(rows, dtype=np.float64).reshape(-1, 8).T
+            rows.append((each.arrived - shift, each.queued, *instants, _held(each), *_sizes(each)))
+        arrived, queued, started, first, last, held, prompts, outputs, server = (
+            np.array(rows, dtype=np.float64).reshape(-1, 9).T
         )
         return ServedTimes(
+            arrived=arrived,
             queued=queued,
             started=started,
             first=first,

@@ -23,14 +23,13 @@ from kendall.queueing.estimation.counters.fleet import (
     FEWEST,
     FleetPrediction,
     Movement,
-    observed_fleet,
     predicted,
     slots_in_words,
     slots_of,
 )
 from kendall.queueing.estimation.counters.samples import Samples
 from kendall.queueing.estimation.counters.step_law import StepLaw, step_law
-from kendall.queueing.estimation.counters.track_record import PARTS, Hour, Observed
+from kendall.queueing.estimation.counters.track_record import PARTS, Hour, Observed, fleet_of
 from kendall.queueing.json_form import to_json
 from kendall.queueing.measurement.server_signals import ServerKind, server_of
 from kendall.remote import server_root
@@ -42,6 +41,7 @@ from kendall.server.watch.signals import Series, samples_of
 PATHS = ("/metrics", "/prometheus/metrics")
 EVERY = 1.0  # seconds between two scrapes
 LATE = 5.0  # seconds that a scrape may take
+MOST_PARTS = 600  # of the time
 MOST_FAILED = 10  # scrapes in a row that one server may leave unanswered
 
 
@@ -108,7 +108,8 @@ def watched(options: WatchOptions, urls: Sequence[str]) -> list[WatchedModel]:
     if not ends:
         raise CommandError(f"got no answer from {targets[0].url}; expected its metrics again")
     end = max(ends)
-    edges = [start + (end - start) * index / PARTS for index in range(PARTS)] + [end]
+    parts = min(MOST_PARTS, max(PARTS, int((end - start) / EVERY)))
+    edges = [start + (end - start) * index / parts for index in range(parts)] + [end]
     by_model: dict[tuple[str, str], list[Samples]] = {}
     for target in targets:
         for samples in target.samples():
@@ -129,10 +130,10 @@ def _watched(
     hour = Hour.of(edges, [each.between(edges) for each in samples])
     given = options.queue.max_num_seqs
     slots = slots_of([hour.totals]) if given is None else given
-    law = given_law(options.queue.latency) or step_law(hour.parts, slots)
+    law = given_law(options.queue.latency) or step_law(hour.stretches, slots)
     fleet = None
     if law is not None:
-        fleet = observed_fleet(hour.totals, law.law, slots, hour.dispersion)
+        fleet = fleet_of(hour, law.law, slots)
     return WatchedModel(
         model=model,
         server=server,
@@ -284,7 +285,7 @@ def _basis(each: WatchedModel, given: int | None) -> Iterator[str]:
     if each.reason:
         yield f"no prediction: {each.reason}"
     if each.slowed:
-        yield f"{each.slowed}; the prediction is at one speed"
+        yield f"{each.slowed}; so it does in the prediction"
     yield slots_in_words(each.slots, given, each.observed.running)
     if each.law is not None:
         yield from law_in_words(each.law)

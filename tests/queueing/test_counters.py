@@ -13,24 +13,28 @@ import pytest
 
 from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.estimation.counters.bucketed_lengths import law_of_buckets
+from kendall.queueing.estimation.counters.fleet import predicted
 from kendall.queueing.estimation.counters.samples import (
     Samples,
     Totals,
     one_after_the_other,
     side_by_side,
 )
-from kendall.queueing.estimation.counters.step_law import met, moved, step_law
-from kendall.queueing.estimation.counters.track_record import Hour, track_record
+from kendall.queueing.estimation.counters.step_law import met, moved, pace_of, step_law
+from kendall.queueing.estimation.counters.track_record import Hour, fleet_of, track_record
+from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.server_signals import GAUGES
 from tests.counted_engine import (
     BUCKETS,
     Law,
+    at_speed,
     begun_anew,
     counters,
     hours,
     of_lengths,
     poisson,
     seen,
+    wandering,
 )
 
 LAW, SLOTS, TOKENS, PROMPT = Law(), 8, 100, 200
@@ -124,7 +128,7 @@ def test_the_step_law_is_that_of_the_engine() -> None:
     rates = np.repeat([0.3, 0.5, 0.7], 2) * CAPACITY
     served = of_lengths(poisson(rates, 3600.0, rng), TOKENS, PROMPT, LAW, SLOTS, rng)
     rows = hours(counters(served, np.arange(0, 6 * 3600.0 + 1, 15)), 6)
-    found = step_law([part for row in rows for part in row.parts], SLOTS)
+    found = step_law([part for row in rows for part in row.stretches], SLOTS)
     assert found is not None
     for active in (1, 4, 8):
         assert found.law.step(active) == pytest.approx(LAW.k4 + LAW.k3 * active, rel=0.03)
@@ -175,6 +179,30 @@ def test_the_track_record_of_an_engine_that_follows_the_law() -> None:
         assert of == number - 1
         assert inside >= 0.85 * of
     assert all(row.observed.replicas == 2 for row in record.rows)
+
+
+def test_an_engine_whose_speed_changes_within_seconds() -> None:
+    """On average over windows of some minutes the delay is told, which at one speed is half of it;
+    an engine that keeps its speed is told as before.
+    """
+    rng = np.random.default_rng(21)
+    seconds, number, rate = 240.0, 8, 0.7 * CAPACITY
+    observed, told = [], []
+    for _ in range(number):
+        arrived = poisson(np.array([rate]), seconds, rng)
+        knots, speed = wandering(seconds, 0.3, rng)
+        served = at_speed(arrived, TOKENS, PROMPT, LAW, SLOTS, rng, knots=knots, speed=speed)
+        (hour,) = hours(counters(served, np.arange(0, seconds + 1)), 1, seconds)
+        law = step_law(hour.stretches, SLOTS)
+        assert law is not None
+        fleet = fleet_of(hour, law.law, SLOTS)
+        assert fleet is not None
+        observed.append(hour.totals.mean("queue_time"))
+        told.append(predicted(fleet).queueing_delay.value)
+    assert np.mean(told) == pytest.approx(np.mean(observed), rel=0.25)
+    steady = of_lengths(arrived, TOKENS, PROMPT, LAW, SLOTS, rng)
+    (hour,) = hours(counters(steady, np.arange(0, seconds + 1)), 1, seconds)
+    assert pace_of(hour.parts, LatencyModel(k1=LAW.k1, k3=LAW.k3, k4=LAW.k4, kp=LAW.kp), 8) is None
 
 
 def test_a_miss_has_its_cause() -> None:

@@ -29,9 +29,10 @@ from kendall.queueing.estimation.counters.samples import (
     one_after_the_other,
     side_by_side,
 )
-from kendall.queueing.estimation.counters.step_law import StepLaw, step_law
+from kendall.queueing.estimation.counters.step_law import StepLaw, pace_of, step_law
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.json_form import to_json
+from kendall.queueing.latency.law import LatencyModel
 
 PARTS = 60  # of an hour, for the step law
 FULL = 0.9  # of the longest part: a shorter one lacks scrapes
@@ -54,7 +55,8 @@ class Hour:
     start: float
     end: float
     totals: Totals
-    parts: tuple[Totals, ...]  # of single replicas, for the step law
+    parts: tuple[Totals, ...]  # of single replicas, one after the other
+    stretches: tuple[Totals, ...]  # likewise, each with enough requests for the step law
     arrivals: tuple[float, ...]  # of all replicas, by part of the hour that was scraped throughout
     replicas: int
 
@@ -71,7 +73,8 @@ class Hour:
             start=edges[0],
             end=edges[-1],
             totals=side_by_side([one_after_the_other(each) for each in found]),
-            parts=tuple(part for each in found for part in _with_enough(each)),
+            parts=tuple(part for each in found for part in each),
+            stretches=tuple(part for each in found for part in _with_enough(each)),
             arrivals=tuple(
                 part.total("arrived") for part in by_part if part.seconds and part.seconds >= whole
             ),
@@ -90,7 +93,7 @@ class Hour:
     @property
     def slowed(self) -> str:
         """What is said of an engine whose tokens took much longer at times; else nothing."""
-        gaps = np.array([part.gap for part in self.parts])
+        gaps = np.array([part.gap for part in self.stretches])
         known = gaps[np.isfinite(gaps)]
         if known.size < TOGETHER:
             return ""
@@ -297,14 +300,20 @@ def track_record(
     for number, hour in enumerate(hours):
         recent = hours[max(0, number - REMEMBERED + 1) : number + 1]
         if given is None:
-            law = step_law([part for each in recent for part in each.parts], slots) or law
+            law = step_law([part for each in recent for part in each.stretches], slots) or law
         own = None
         if law is not None:
-            own = observed_fleet(hour.totals, law.law, slots, hour.dispersion)
+            own = fleet_of(hour, law.law, slots)
         before = found[-1] if found else None
         rows.append(_row(hour, own, before, [each for each in found if each is not None]))
         found.append(own)
     return TrackRecord(model=model, server=server, rows=tuple(rows), law=law, slots=slots)
+
+
+def fleet_of(hour: Hour, law: LatencyModel, slots: int | None) -> ObservedFleet | None:
+    """The estimates of an hour."""
+    pace = pace_of(hour.parts, law, slots)
+    return observed_fleet(hour.totals, law, slots, hour.dispersion, pace)
 
 
 def _row(
@@ -371,6 +380,8 @@ def _changed(row: RecordRow, own: ObservedFleet, before: ObservedFleet) -> str:
             law=own.law
         ),
     }
+    if own.pace is not None or before.pace is not None:
+        effects["the speed of the engine changed within the hour"] = before.at(pace=own.pace)
     assert row.forecast is not None
     base = row.compared(predicted(before)).value
     found = {text: row.compared(predicted(each)).value - base for text, each in effects.items()}

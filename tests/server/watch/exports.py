@@ -61,11 +61,12 @@ def exports_of(
     lost: float = 0.0,
     until: float = math.inf,
     phase: float = 0.0,
+    unseen: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> Iterator[tuple[float, bytes]]:
     """What one server of a run sends, and when it comes; `offset`: seconds that its clock is ahead,
     `lost`: share of the spans, `until`: it is gone then, `phase`: seconds by which its exports are
-    later than those of others.
+    later than those of others, `unseen`: seconds, at most, until its scheduler sees a request.
     """
     rng = np.random.default_rng(0) if rng is None else rng
     due: dict[int, list[tuple[str, int, Mapping[str, Any]]]] = {}
@@ -76,8 +77,9 @@ def exports_of(
         first, ended = float(run.first_token_at[i]), float(run.released_at[i])
         prompt = int(trace.prompt_tokens[i])
         step = law.step(float(run.batch_size[i])) + law.admission(1, prompt)
+        seen = rng.uniform(0.0, unseen) if unseen else 0.0
         attributes = {
-            "gen_ai.latency.time_in_queue": dispatched - arrived,
+            "gen_ai.latency.time_in_queue": max(0.0, dispatched - arrived - seen),
             # who waited for a slot is scheduled as it takes it, others at the next step
             "gen_ai.latency.time_in_model_prefill": first - dispatched
             if dispatched > arrived

@@ -51,6 +51,7 @@ class Scene:
     gone: float = math.inf  # the second server is
     routing: str = "central"
     phase: float = 0.0  # by which exports of the second server are later
+    unseen: float = 0.0  # at most, until a scheduler sees a request
     seed: int = 3
     asked: WatchedQueueOptions = field(default_factory=WatchedQueueOptions)
 
@@ -86,6 +87,7 @@ class Scene:
                     lost=self.lost,
                     until=self.gone if server else math.inf,
                     phase=self.phase if server else 0.0,
+                    unseen=self.unseen,
                 )
                 for server in range(self.servers)
             )
@@ -160,7 +162,7 @@ def test_servers_with_a_queue_each(routing: str) -> None:
     """The rule of the balancer is named, each server's requests are checked by its own queue, and
     the forecast knows what the rule costs.
     """
-    scene = Scene(servers=2, routing=routing, seconds=200.0, load=0.8, phase=2.3)
+    scene = Scene(servers=2, routing=routing, seconds=200.0, load=0.8, phase=2.3, unseen=0.1)
     _, found = checked(scene)
     run, _ = scene.run()
     assert found["setting"]["routing"]["rule"] == routing
