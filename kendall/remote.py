@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from kendall.policies.text import SpecError, counted
 NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
 NOT_TRUSTED = "the server's certificate is not trusted"
 NO_TLS = "the TLS handshake failed"
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def server_root(url: str) -> str:
@@ -121,6 +122,30 @@ def key_refusal(where: str, status: int, message: str, option: str) -> str:
     if status == 401 or not told:
         return f"{where} answered {status}: {got}; expected {option} with a key that it accepts"
     return f"{where} answered {status}: {message}"
+
+
+def parse_headers(
+    texts: Sequence[str], own: frozenset[str] = frozenset()
+) -> tuple[tuple[str, str], ...]:
+    """`["x-tenant: blue"]`, none of them in `own`; no message repeats a value, which may be a key.
+    Raises SpecError.
+    """
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, colon, value = (part.strip() for part in text.partition(":"))
+        shown = f"--header {name}" if colon else "--header without a colon"
+        if not colon or not _HEADER_NAME.fullmatch(name):
+            raise SpecError(f"got {shown}; expected NAME:VALUE, for example x-tenant:blue")
+        if not value.isprintable() or not value.isascii():
+            raise SpecError(
+                f"got {shown} with a value of other characters; expected printable ASCII"
+            )
+        if name.lower() in own:
+            raise SpecError(f"got {shown}; expected a header that the request does not set itself")
+        if name.lower() in headers:
+            raise SpecError(f"got {shown} twice; expected it once")
+        headers[name.lower()] = value
+    return tuple(headers.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -948,6 +948,10 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
             ("got --html new/; expected a file, for example new/report.html",),
         ),
         (
+            ("load", "--request-rate", "5", "--html", "new.out", "--csv", "./new.out"),
+            ("got --html and --csv with new.out; expected two files",),
+        ),
+        (
             ("calibrate", "tiny", "--output", "new/"),
             ("got --output new/; expected a file, for example new/law.json",),
         ),

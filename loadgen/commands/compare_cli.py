@@ -16,7 +16,7 @@ from kendall.policies.arguments import positive
 from kendall.policies.registry import use_modules
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.shared_options import Json, PolicyModules
-from kendall.queueing.measurement.paths import FileToWrite
+from kendall.queueing.measurement.paths import FileToWrite, check_distinct
 
 if TYPE_CHECKING:
     from kendall.loadgen.report.html import ReportData
@@ -94,6 +94,7 @@ class ReportFiles:
 
     def by_kind(self) -> list[tuple[str, Path]]:
         """Kind and path of each file; the suffix of --output gives its kind. Raises SpecError."""
+        check_distinct({"--html": self.html, "--csv": self.csv, "--picture": self.picture})
         named = (("html", self.html), ("csv", self.csv), ("picture", self.picture))
         files = [(kind, path) for kind, path in named if path is not None]
         for path in self.output:

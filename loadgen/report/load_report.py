@@ -57,6 +57,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.arrivals.spec_text import listed
 from kendall.queueing.commands.terminal import say
 from kendall.queueing.measurement.arrival_audit import Budget
+from kendall.queueing.measurement.paths import check_distinct
 
 METRIC_NAMES = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
 
@@ -90,6 +91,7 @@ class Wishes:
 
 def parse_wishes(options: ReportOptions) -> Wishes:
     """A condition on an unknown name is refused before the run. Raises SpecError."""
+    check_distinct({"--html": options.html, "--csv": options.csv})
     metrics, percentiles, budget = (
         options.percentile_metrics,
         options.metric_percentiles,

@@ -65,6 +65,8 @@ def parse_cancellations(share: float | None, after: str | None) -> Cancellations
         )
     if after.startswith("tokens:"):
         text = after.removeprefix("tokens:")
+        if text.isdigit() and int(text) == 0:
+            raise SpecError("got --cancel-after tokens:0; expected at least 1 token")
         law = parse_distribution(
             f"deterministic:value={text}" if text.isdigit() else text, remedy=SHORTER
         )

@@ -29,10 +29,10 @@ from kendall.loadgen.sending.client.client import address_of
 from kendall.loadgen.sending.client.endpoint import UNKNOWN, look_at, with_lengths
 from kendall.loadgen.sending.client.server_queue import QueueWatch
 from kendall.loadgen.sending.client.target import (
+    OWN_HEADERS,
     LoadError,
     Target,
     parse_extra_body,
-    parse_headers,
 )
 from kendall.loadgen.sending.drawn_arrivals import draw_arrivals, length_laws
 from kendall.loadgen.sending.job import ClosedLoopUsers, SendOptions
@@ -55,6 +55,7 @@ from kendall.queueing.arrivals.timetable import (
 )
 from kendall.queueing.distributions.flows import parse_flows, parse_models
 from kendall.queueing.distributions.token_distribution import SHORTER, parse_distribution
+from kendall.remote import parse_headers
 
 UNCOUNTED = (
     "got a timetable whose prompts the server counts; expected the --dataset-path that they come "
@@ -182,7 +183,7 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         natural_lengths=options.natural_lengths or natural,
         api_key=options.api_key,
         trust=options.trust,
-        headers=parse_headers(options.header),
+        headers=parse_headers(options.header, OWN_HEADERS),
         extra_body=parse_extra_body(options.extra_body),
     )
     rate, description = None, "timetable" if options.timetable else None

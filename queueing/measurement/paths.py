@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,6 +48,15 @@ class FileToWrite:
     def __name__(self) -> str:
         """For the help."""
         return "path"
+
+
+def check_distinct(files: Mapping[str, Path | None]) -> None:
+    """By option. Raises SpecError where two are one file."""
+    given = [(flag, path) for flag, path in files.items() if path is not None]
+    for number, (flag, path) in enumerate(given):
+        for other, before in given[:number]:
+            if path.resolve() == before.resolve():
+                raise SpecError(f"got {other} and {flag} with {path}; expected two files")
 
 
 def cannot_write(path: Path | str, error: OSError) -> str:

@@ -12,7 +12,7 @@ import typer
 from kendall.options import with_options
 from kendall.policies.text import SpecError
 from kendall.queueing.commands.shared_options import Json
-from kendall.server.watch.options import PANELS, WatchOptions
+from kendall.server.watch.options import PANELS, SourceOptions, WatchOptions, WatchReportOptions
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -63,6 +63,7 @@ def _check(options: WatchOptions, urls: Sequence[str]) -> None:
     after the watch.
     """
     report = options.report
+    _check_read(options)
     if twice := [url for number, url in enumerate(urls) if url in urls[:number]]:
         raise SpecError(f"got {twice[0]} twice; expected each server once")
     if options.queue.latency is not None:
@@ -80,3 +81,25 @@ def _check(options: WatchOptions, urls: Sequence[str]) -> None:
         )
     if report.output is not None and options.source.prometheus is None:
         raise SpecError(f"got --output {report.output} without --prometheus; expected both")
+
+
+def _check_read(options: WatchOptions) -> None:
+    """Raises SpecError for an option that only another source reads."""
+    source, report = options.source, options.report
+    defaults = WatchReportOptions()
+    past = {"--since": SourceOptions().since, "--every": None, "--match": ""}
+    given = {"--since": source.since, "--every": source.every, "--match": source.match}
+    if source.prometheus is None:
+        for flag, value in given.items():
+            if value != past[flag]:
+                raise SpecError(f"got {flag} without --prometheus; expected both")
+        if report.seconds != defaults.seconds and not report.once:
+            raise SpecError("got --for without --once; expected both")
+    ends = source.prometheus is not None or report.once
+    if ends and (report.host, report.port) != (defaults.host, defaults.port):
+        flag = "--port" if report.port != defaults.port else "--host"
+        what = "--prometheus" if source.prometheus is not None else "--once"
+        raise SpecError(f"got {flag} with {what}, which serves no page; expected one of them")
+    if source.prometheus is not None and (report.once or report.seconds != defaults.seconds):
+        flag = "--once" if report.once else "--for"
+        raise SpecError(f"got {flag} with --prometheus, which ends anyway; expected one of them")

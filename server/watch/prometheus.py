@@ -20,7 +20,14 @@ import numpy as np
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import CommandError
 from kendall.queueing.measurement.server_signals import ALL_NAMES
-from kendall.remote import REFUSED, check_key, check_no_credentials, key_refusal, unanswered
+from kendall.remote import (
+    REFUSED,
+    check_key,
+    check_no_credentials,
+    key_refusal,
+    parse_headers,
+    unanswered,
+)
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.signals import Series
 
@@ -56,12 +63,9 @@ _Kind = TypeVar("_Kind", _QueryAnswer, _Labels)
 
 def headers_of(options: WatchOptions) -> dict[str, str]:
     """With the key; no message repeats a value, which may be one. Raises SpecError."""
-    headers: dict[str, str] = {}
-    for text in options.header:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip() or not text.isprintable() or not text.isascii():
-            raise SpecError(f"got --header {name}; expected NAME:VALUE")
-        headers[name.strip().lower()] = value.strip()
+    headers = dict(parse_headers(options.header))
+    if options.api_key and "authorization" in headers:
+        raise SpecError("got --header authorization with --api-key; expected one of them")
     if options.api_key:
         headers["authorization"] = f"Bearer {options.api_key}"
     return headers

@@ -20,6 +20,7 @@ from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.latency.profile import load_law
 
 NOTHING = "-"
+MARKS = {"!": "outside the interval", "?": "no prediction to judge"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ COLUMNS = (
     RecordColumn(
         "\npredicted", "from the hour before", lambda row: _value(row.forecast, "sojourn_time")
     ),
-    RecordColumn("", "? not judged, ! outside the interval", mark),
+    RecordColumn("", ", ".join(f"{mark} {what}" for mark, what in MARKS.items()), mark),
 )
 
 
@@ -166,6 +167,8 @@ def show(records: Sequence[TrackRecord], to: Console, given_slots: int | None = 
         name = f" serves {record.model}" if record.model else ""
         say(to, f"{record.server}{name}: each row as predicted from the row before")
         to.print(table(record.rows))
+        if marks := {mark(row) for row in record.rows} - {""}:
+            say(to, "; ".join(f"{each}: {MARKS[each]}" for each in sorted(marks)))
         say(to, headline(record))
         for line in (*missed(record), *basis(record, given_slots)):
             say(to, line)

@@ -90,6 +90,7 @@ def test_one_model_is_a_name_as_it_stands() -> None:
         ({"model": ("a=1", "a=2")}, "got --model a twice"),
         ({"model": ("a=1", "b=0")}, "got --model b=0; expected a share > 0"),
         ({"model": ("a=1", "b=x")}, "--model b=x"),
+        ({"cancel": 0.5, "cancel_after": "tokens:0"}, "got --cancel-after tokens:0; expected at"),
     ],
 )
 def test_what_cannot_be_sent_is_one_line(options: dict[str, Any], message: str) -> None:

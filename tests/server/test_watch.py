@@ -301,6 +301,17 @@ def test_only_one_source(capsys: pytest.CaptureFixture[str]) -> None:
         (("http://127.0.0.1:9",), "got URLs without --once"),
         (("--otlp", ":9", "--port", "9"), "got --otlp :9 with --port 9; expected two ports"),
         (("http://127.0.0.1:9", "--once", "--latency", "nonsense"), "got latency"),
+        (("http://127.0.0.1:9", "--once", "--since", "1h"), "got --since without --prometheus"),
+        (("http://127.0.0.1:9", "--once", "--match", "a='b'"), "got --match without --prometheus"),
+        (("http://127.0.0.1:9", "--once", "--output", "x.html"), "without --prometheus; expected"),
+        (("--otlp", ":9", "--for", "5s"), "got --for without --once; expected both"),
+        (("http://127.0.0.1:9", "--once", "--port", "1"), "got --port with --once, which serves"),
+        (("--prometheus", "http://x", "--once"), "got --once with --prometheus, which ends anyway"),
+        (("http://127.0.0.1:9", "--once", "--header", "a b:c"), "got --header a b; expected NAME"),
+        (
+            ("http://127.0.0.1:9", "--once", "--header", "Authorization:c", "--api-key", "k"),
+            "got --header authorization with --api-key; expected one of them",
+        ),
     ],
 )
 def test_what_cannot_be_watched_is_said_before_the_watch(

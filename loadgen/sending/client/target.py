@@ -4,8 +4,7 @@ body.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +47,6 @@ OWN_FIELDS = {
     "predicted_output_tokens": "--predictor sets it",
     FORCED_FIELD: "--output-tokens sets it",
 }
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -168,26 +166,6 @@ class Target:
             body["predicted_output_tokens"] = predicted
         body |= self.extra_body
         return msgspec.json.encode(body)
-
-
-def parse_headers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`["x-tenant: blue"]`; no message repeats a value, which may be a key. Raises SpecError."""
-    headers: dict[str, str] = {}
-    for text in texts:
-        name, colon, value = (part.strip() for part in text.partition(":"))
-        shown = f"--header {name}" if colon else "--header without a colon"
-        if not colon or not _HEADER_NAME.fullmatch(name):
-            raise SpecError(f"got {shown}; expected NAME:VALUE, for example x-tenant:blue")
-        if not value.isprintable() or not value.isascii():
-            raise SpecError(
-                f"got {shown} with a value of other characters; expected printable ASCII"
-            )
-        if name.lower() in OWN_HEADERS:
-            raise SpecError(f"got {shown}; expected a header that the request does not set itself")
-        if name.lower() in headers:
-            raise SpecError(f"got {shown} twice; expected it once")
-        headers[name.lower()] = value
-    return tuple(headers.items())
 
 
 def parse_extra_body(text: str | None) -> dict[str, Any]:
