@@ -1,4 +1,4 @@
-"""How well does `kendall watch` tell the delays of a vLLM that nobody changed?
+"""Does `kendall watch` tell the delays of a vLLM that nobody changed?
 
 A plain `vllm serve` of the tiny model with `--otlp-traces-endpoint`, for each number of slots; a
 client of its own sends Poisson arrivals with the lengths of a cell, at a load of the capacity that
@@ -9,6 +9,9 @@ a closed loop has just had. Beside it run `kendall watch --otlp`, which gets the
     forecast   by spans, the observed mean sojourn is inside the forecast's interval
     counters   up to load 0.7, observed and predicted differ by at most max(15 %, half the
                interval), of the sojourn and of a mean delay above 1 ms
+
+and of load 0.5 by spans each what-if of another rate (`/admin/prediction?rate_factor=`) holds where
+the mean sojourn that is observed at that rate afterwards is inside its interval.
 
     .venv/bin/python bench/watch.py [--slots 4 8 32] [--seconds 75] [--json FILE]
 """
@@ -22,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +41,7 @@ from kendall.queueing.measurement.machine import hardware, versions
 
 LONGEST = 400  # tokens
 LOADS = (0.3, 0.5, 0.7, 0.9)
+BASIS = 0.5  # load from which the what-ifs are asked
 STALE = 10.0  # seconds after which spans that nobody took are none of this watch
 WARM = 15.0  # seconds after which the server's exporter has found the receiver
 Ints = npt.NDArray[np.int64]
@@ -62,6 +66,7 @@ class Cell(Asked):
     client_sojourn: float
     spans: Mapping[str, Any]
     counters: Mapping[str, Any]
+    others: Mapping[str, Any]  # by load, what the spans say of it
 
 
 def drawn(name: str, rng: np.random.Generator, count: int) -> Ints:
@@ -143,8 +148,8 @@ def watching(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def measured(url: str, otlp: int, asked: Asked) -> Cell:
-    """One cell."""
+def measured(url: str, otlp: int, asked: Asked, loads: Sequence[float]) -> Cell:
+    """One cell; at the load of the basis it is asked for the larger ones of `loads`."""
     page = free_port(0)
     flags = ("--max-num-seqs", str(asked.slots))
     time.sleep(STALE)
@@ -155,13 +160,22 @@ def measured(url: str, otlp: int, asked: Asked) -> Cell:
             sojourns = asyncio.run(send(url, asked))
             told, _ = counters.communicate(timeout=120)
         time.sleep(12.0)  # until the last spans are here and assessed
-        answer = client.get(f"http://127.0.0.1:{page}/admin/watch").json()
+        admin = f"http://127.0.0.1:{page}/admin"
+        answer = client.get(f"{admin}/watch").json()
+        others = {
+            f"{load:g}": client.get(
+                f"{admin}/prediction", params={"rate_factor": load / asked.load}
+            ).json()
+            for load in loads
+            if asked.load == BASIS < load
+        }
     return Cell(
         **asdict(asked),
         requests=len(sojourns),
         client_sojourn=float(np.mean(sojourns)),
         spans=answer,
         counters=json.loads(told)["models"][0],
+        others=others,
     )
 
 
@@ -214,8 +228,8 @@ def cells_of(options: argparse.Namespace) -> Iterator[Cell]:
             small_vllm(Path(folder), slots, arguments=flags, environment=protocol) as server,
         ):
             for lengths in options.lengths:
+                capacity = asyncio.run(closed(server.url, lengths, slots, 10.0))
                 for load in options.loads:
-                    capacity = asyncio.run(closed(server.url, lengths, slots, 10.0))
                     asked = Asked(
                         slots=slots,
                         lengths=lengths,
@@ -223,12 +237,45 @@ def cells_of(options: argparse.Namespace) -> Iterator[Cell]:
                         rate=load * capacity,
                         seconds=options.seconds,
                     )
-                    yield measured(server.url, otlp, asked)
+                    yield measured(server.url, otlp, asked, options.loads)
+
+
+def what_ifs(cells: list[Cell]) -> Iterator[tuple[str, bool | None]]:
+    """Of each that was asked: which, and whether the sojourn that was seen there is in it."""
+    seen = {(cell.slots, cell.lengths, f"{cell.load:g}"): cell for cell in cells}
+    for cell in cells:
+        for load, answer in cell.others.items():
+            there = seen.get((cell.slots, cell.lengths, load))
+            told = answer.get("what_if_in_force")
+            name = f"{cell.slots} slots {cell.lengths} from load {cell.load:g} to {load}"
+            if there is None or told is None or there.spans["check"] is None:
+                yield name, None
+                continue
+            low, high = sojourn_at(told, there)
+            observed = there.spans["check"]["observed"]
+            ends = f"{1e3 * low:.0f}..{1e3 * high:.0f} ms"
+            yield f"{name}: told {ends}, observed {1e3 * observed:.0f} ms", low <= observed <= high
+
+
+def sojourn_at(told: Mapping[str, Any], there: Cell) -> tuple[float, float]:
+    """The interval of a what-if, seconds: that of its long-run mean, wider by as much as a stretch
+    there is from that, by the forecast that was made there.
+    """
+    mean, interval = told["sojourn_time"]["mean"], told["sojourn_interval"]
+    low, high = (interval["low"], interval["high"]) if interval else (mean, mean)
+    band = (there.spans["forecast"] or {}).get("sojourn_time_interval")
+    if not band:
+        return low, high
+    return low * band["low"] / band["value"], high * band["high"] / band["value"]
 
 
 def conclude(cells: list[Cell]) -> None:
     """How many cells hold, by rule."""
     counted: dict[str, list[bool]] = {}
+    for name, inside in what_ifs(cells):
+        print(f"what if, {name}: {inside}")
+        if inside is not None:
+            counted.setdefault("what-ifs", []).append(inside)
     for cell in cells:
         for name, holds in verdicts(cell).items():
             if holds is not None:

@@ -1,11 +1,14 @@
 """By which rule a balancer sends requests to servers with a queue each, read off where they went.
 
-Each rule gives every arrival a probability of going where it went: round robin to the server that
-was served longest ago, the fewest requests to one of those that have the fewest, and so on. A
-balancer knows what is in flight a little late and others send beside it, so one request in ten may
-go anywhere. The rule with the largest likelihood is named where it beats random choice, which
-needs no knowledge, by a factor that chance does not reach; servers behind one queue are told by
-the delays: there nobody waits while a server has a free slot or takes a request that came later.
+Each rule gives every arrival a probability of going where it went: the fewest requests to one of
+those that have the fewest, round robin rather to the server that has had fewer of the last ones.
+(Not to the one whose turn it is: two that come at nearly one instant may be told in the other
+order.) A balancer knows what is in flight a little late and others send beside it, so one request
+in ten may go anywhere. Only what came while every server is seen counts: spans of one may begin
+later, or come later, than those of another. The rule with the largest likelihood is named where it
+beats random choice, which needs no knowledge, by a factor that chance does not reach; servers
+behind one queue are told by the delays: there nobody waits while a server has a free slot or takes
+a request that came later.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ FEWEST = 50  # requests
 ASTRAY = 0.1  # of the requests, under any rule
 SURE = math.log(1000.0)  # of the likelihood over that of random choice
 LATE = 0.02  # seconds: a wait that is shorter is no wait for a slot
+MEMORY = 20  # requests whose turns count
+TURN = 0.5  # requests that a server has had too many, which make it e times less likely
 CENTRAL = 0.05  # of the waits: as many may be out of turn in one queue
 
 Servers = npt.NDArray[np.int64]
@@ -50,7 +55,13 @@ def routing_of(
     arrived, dispatched, freed = arrived[order], dispatched[order], freed[order]
     server = server[order]
     servers = int(server.max(initial=0)) + 1
-    if servers == 1 or arrived.size < FEWEST:
+    if servers == 1:
+        return None
+    seen = [arrived[server == each] for each in range(servers)]
+    known = (arrived >= max(each[0] for each in seen)) & (arrived <= min(each[-1] for each in seen))
+    arrived, dispatched, freed = arrived[known], dispatched[known], freed[known]
+    server = server[known]
+    if arrived.size < FEWEST:
         return None
     out_of_turn = _waits_out_of_turn(arrived, dispatched, freed, server, slots)
     present = _present(arrived, freed, server, servers)
@@ -80,17 +91,26 @@ def _chances(present: Servers, server: Servers) -> dict[str, Vector]:
     own = present[np.arange(count), server][:, None]
     fewer = (present < own).sum(axis=1)
     equal = (present == own).sum(axis=1)
-    turn = np.full(count, 1 / servers)
-    turn[servers:] = server[servers:] == server[:-servers]
     found = {
         "random": np.full(count, 1 / servers),
-        "round_robin": turn,
+        "round_robin": _in_turn(server, servers),
         "least_requests": np.where(fewer == 0, 1 / equal, 0.0),
     }
     if servers > 2:  # of two it is the one with the fewest
         pairs = servers * (servers - 1) / 2
         found["power_of_two"] = (servers - fewer - equal + (equal - 1) / 2) / pairs
     return found
+
+
+def _in_turn(server: Servers, servers: int) -> Vector:
+    """The probability of each request's server by how many each has had beyond its share."""
+    beyond, chances = np.zeros(servers), np.empty(server.size)
+    for number, each in enumerate(server):
+        weights = np.exp((beyond.min() - beyond) / TURN)
+        chances[number] = weights[each] / weights.sum()
+        beyond = (1 - 1 / MEMORY) * beyond - 1 / servers
+        beyond[each] += 1
+    return chances
 
 
 def _mean_log(chances: Vector, servers: int) -> float:

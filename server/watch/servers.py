@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from kendall.policies.core import UNBOUNDED
 from kendall.policies.orders.order import Order
@@ -229,7 +230,9 @@ class WatchedServers:
             if slots != self._slots:
                 self._begin_epoch(slots, self.batcher.servers, self._epoch_from)
         if len(self.fleet.replicas) > 1:
-            self.routing = await self.live_model().ask("learn_routing", times, self._slots)
+            here = [each.number for each in self.fleet.replicas.values() if not each.gone]
+            seen = times.part(np.isin(times.server, here))
+            self.routing = await self.live_model().ask("learn_routing", seen, self._slots)
             rule = self.routing.rule if self.routing is not None else "central"
             if rule != self.batcher.capabilities.routing:
                 self._begin_epoch(self._slots, self.batcher.servers, self._epoch_from)

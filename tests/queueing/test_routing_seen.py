@@ -16,8 +16,17 @@ LAW = LatencyModel(k1=1e-3, k2=0.0, k3=2e-3, k4=20e-3)
 SLOTS = 4
 
 
-def seen(routing: str, servers: int, *, load: float = 0.7, late: float = 0.0) -> Routing:
-    """Of 2,000 requests, whose instants are known within `late` seconds."""
+def seen(
+    routing: str,
+    servers: int,
+    *,
+    load: float = 0.7,
+    late: float = 0.0,
+    hidden: tuple[float, float] = (0.0, 1.0),
+) -> Routing:
+    """Of 2,000 requests, whose instants are known within `late` seconds; the last server's are seen
+    from the first share of them on, those of the others up to the second.
+    """
     lengths = parse_distribution("geometric:mean=60", 400)
     queue = Queue.read(f"continuous:max_batch_size={SLOTS}", lengths, LAW)
     rate = load * servers * SLOTS / (60 * LAW.step(SLOTS))
@@ -28,9 +37,12 @@ def seen(routing: str, servers: int, *, load: float = 0.7, late: float = 0.0) ->
     run = run_given(queue, trace, np.random.SeedSequence(servers))
     dispatched, freed, server = run.dispatched_at, run.server_free_at, run.server_id
     off = rng.normal(0, late, 2000)
-    found = routing_of(arrived + off, dispatched + off, freed + off, server.astype(np.int64), SLOTS)
+    shares, own = np.arange(2000) / 2000, server == servers - 1
+    shown = np.where(own, shares >= hidden[0], shares <= hidden[1])
+    times = (each[shown] + off[shown] for each in (arrived, dispatched, freed))
+    found = routing_of(*times, server[shown].astype(np.int64), SLOTS)
     assert found is not None
-    assert found.requests == 2000
+    assert found.requests > 0.9 * 2000 * (hidden[1] - hidden[0])
     return found
 
 
@@ -59,6 +71,18 @@ def test_the_rule_is_named(routing: str, servers: int, late: float) -> None:
 @pytest.mark.parametrize("routing", ["random", "round_robin", "least_requests"])
 def test_it_is_named_too_where_hardly_anybody_waits(routing: str) -> None:
     assert seen(routing, 2, load=0.3).rule == routing
+
+
+def test_two_that_are_told_in_the_other_order_hide_no_turns() -> None:
+    """Instants that are known to most of the time between two arrivals."""
+    assert seen("round_robin", 2, late=0.04).rule == "round_robin"
+    assert seen("random", 2, late=0.04).rule == "random"
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_requests", "random"])
+def test_a_server_that_is_seen_later_and_one_that_is_told_later(routing: str) -> None:
+    found = seen(routing, 2, hidden=(0.2, 0.85))
+    assert found.rule == routing
 
 
 def test_one_server_and_few_requests_tell_nothing() -> None:

@@ -72,3 +72,11 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(asked: float, pause: flo
     breaker.probe()
     breaker.succeed(probed=True)
     assert breaker.closed
+
+
+def test_a_server_that_is_busy_or_put_aside_is_not_lost() -> None:
+    busy, aside, failing = Breaker(), Breaker(), opened()
+    busy.trip(1.0, 0.1)
+    aside.put_aside(1.0, 3.0)
+    assert [each.lost for each in (busy, aside, failing)] == [False, False, True]
+    assert (busy.due, aside.due) == (1.0 + FIRST_PAUSE, 4.0)

@@ -301,6 +301,7 @@ def test_only_one_source(capsys: pytest.CaptureFixture[str]) -> None:
         (("http://127.0.0.1:9",), "got URLs without --once"),
         (("--otlp", ":9", "--port", "9"), "got --otlp :9 with --port 9; expected two ports"),
         (("http://127.0.0.1:9", "--once", "--latency", "nonsense"), "got latency"),
+        (("http://127.0.0.1:9", "--once", "--max-num-seqs", "0"), "expected a whole number >= 1"),
         (("http://127.0.0.1:9", "--once", "--since", "1h"), "got --since without --prometheus"),
         (("http://127.0.0.1:9", "--once", "--match", "a='b'"), "got --match without --prometheus"),
         (("http://127.0.0.1:9", "--once", "--output", "x.html"), "without --prometheus; expected"),
