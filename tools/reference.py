@@ -122,7 +122,8 @@ def metrics_page() -> str:
         "",
         "Kendall's own metrics on `/metrics`. Times are in seconds. The label `policy` holds the "
         "text of a policy, at most 32 of them, then `other`. A gauge without a value is absent or "
-        "NaN. What to look at first: [dashboards](../how-to/observe.md#read-the-charts).",
+        "NaN. `kendall_record_*` are of `kendall watch URL`. What to look at first: "
+        "[dashboards](../how-to/observe.md#read-the-charts).",
         "",
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",
@@ -141,6 +142,7 @@ async def _metrics() -> list[tuple[str, str, str, str]]:
     from kendall.server.http.app import create_app
     from kendall.server.http.descriptors import Room
     from kendall.server.settings import Settings
+    from kendall.server.watch.record_metrics import RecordMetrics
 
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
@@ -158,6 +160,7 @@ async def _metrics() -> list[tuple[str, str, str, str]]:
                 await asyncio.sleep(0.01)
             registry = gateway.metrics.registry
             Room(registry)
+            RecordMetrics(registry)
             families = sorted(registry.collect(), key=lambda family: str(family.name))
             return [_metric(registry, family) for family in families]
 

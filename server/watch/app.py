@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from importlib import metadata
 from typing import Any
 
@@ -30,19 +30,8 @@ STOPPED = 2  # seconds that open connections have at the end
 def create_app(servers: WatchedServers, report: Callable[[], WatchReport]) -> FastAPI:
     """Nothing can be changed by it."""
     feed = Feed(servers)
-    app = FastAPI(
-        title="Kendall watch",
-        version=metadata.version("kendall"),
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        lifespan=lambda _: _showing(feed),
-    )
+    app = plain_app(lambda _: _showing(feed))
     add_failures(app)
-
-    @app.get("/health", response_class=Response)
-    async def health() -> Response:
-        return Response()
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
@@ -58,6 +47,26 @@ def create_app(servers: WatchedServers, report: Callable[[], WatchReport]) -> Fa
     return app
 
 
+def plain_app(
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    """With `/health` alone."""
+    app = FastAPI(
+        title="Kendall watch",
+        version=metadata.version("kendall"),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+
+    @app.get("/health", response_class=Response)
+    async def health() -> Response:
+        return Response()
+
+    return app
+
+
 @asynccontextmanager
 async def _showing(feed: Feed) -> AsyncIterator[None]:
     """The page follows while the routes are served."""
@@ -69,13 +78,11 @@ async def _showing(feed: Feed) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def serving(
-    servers: WatchedServers, options: WatchOptions, report: Callable[[], WatchReport]
-) -> AsyncIterator[int]:
+async def serving(app: FastAPI, options: WatchOptions) -> AsyncIterator[int]:
     """The port, while it serves. Raises CommandError where the address cannot be had."""
     host, port = options.report.host, options.report.port
     config = uvicorn.Config(
-        create_app(servers, report),
+        app,
         ws="none",
         log_config=None,
         access_log=False,

@@ -47,14 +47,15 @@ def watch_command(
 
         watch_once(options, urls, json=json)
     elif urls:
-        raise SpecError(
-            "got URLs without --once; expected --once, for what their metrics say within --for, or "
-            "--otlp"
-        )
+        if json:
+            raise SpecError("got --json without --once; expected both, or GET /admin/watch")
+        from kendall.server.watch.live_record import watch_urls  # noqa: PLC0415 - heavy
+
+        watch_urls(options, urls)
     else:
         raise SpecError(
-            "got no source; expected --otlp, --prometheus, or the URL of a server with --once: "
-            "`kendall watch --help` explains each"
+            "got no source; expected --otlp, --prometheus, or the URL of a server: `kendall watch "
+            "--help` explains each"
         )
 
 
@@ -87,12 +88,16 @@ def _check_read(options: WatchOptions) -> None:
     """Raises SpecError for an option that only another source reads."""
     source, report = options.source, options.report
     defaults = WatchReportOptions()
-    past = {"--since": SourceOptions().since, "--every": None, "--match": ""}
-    given = {"--since": source.since, "--every": source.every, "--match": source.match}
+    past = {"--since": SourceOptions().since, "--match": ""}
+    given = {"--since": source.since, "--match": source.match}
     if source.prometheus is None:
         for flag, value in given.items():
             if value != past[flag]:
                 raise SpecError(f"got {flag} without --prometheus; expected both")
+        if source.every is not None and (source.otlp is not None or report.once):
+            raise SpecError(
+                "got --every; expected it with --prometheus, or with URLs without --once"
+            )
         if report.seconds != defaults.seconds and not report.once:
             raise SpecError("got --for without --once; expected both")
     ends = source.prometheus is not None or report.once

@@ -85,9 +85,10 @@ class _Watch:
                 to, f"waiting for spans on port {self.listener.port}: {_advice(self.listener.port)}"
             )
             if not self.options.report.once:
-                from kendall.server.watch.app import serving  # noqa: PLC0415 - heavy
+                from kendall.server.watch.app import create_app, serving  # noqa: PLC0415 - heavy
 
-                await stack.enter_async_context(serving(self.servers, self.options, self.report))
+                app = create_app(self.servers, self.report)
+                await stack.enter_async_context(serving(app, self.options))
             scraping = asyncio.create_task(self._scrape())
             stack.callback(scraping.cancel)
             seconds = self.options.report.seconds if self.options.report.once else None
@@ -105,6 +106,7 @@ class _Watch:
             why_not_lost=self.lost.why_not,
             now=self._now(),
             seconds=seconds,
+            state=self.lost.state(),
         )
 
     async def _follow(self, ended: asyncio.Event, seconds: float | None) -> None:

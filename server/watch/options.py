@@ -35,8 +35,8 @@ class SourceOptions:
     )
     every: float | None = option(
         SOURCES,
-        "With --prometheus: the time that a row of the track record covers. Default: an hour, or a "
-        "sixth of --since where that is less than two.",
+        "The time that a row of the track record covers. Default: with --prometheus an hour, or a "
+        "sixth of --since where that is less than two; with URLs 5 minutes.",
         parser=Duration(60.0, endless=False),
     )
     match: str = option(

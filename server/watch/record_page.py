@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import jinja2
 
+from kendall.policies.durations import rounded_duration
 from kendall.queueing.estimation.counters.track_record import RecordRow, TrackRecord
 from kendall.queueing.estimation.histogram import round_up
-from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.record_text import (
     COLUMNS,
     basis,
@@ -25,6 +25,7 @@ from kendall.server.watch.record_text import (
 
 WIDTH, HEIGHT, LEFT, BELOW = 960, 260, 64, 28  # of a picture, pixels
 TICKS, ROOM = 4, 1.3
+REFRESH = 15  # seconds, of a record that goes on
 
 
 class Figure(NamedTuple):
@@ -40,17 +41,25 @@ FIGURES = (
 )
 
 
-def page(records: Sequence[TrackRecord], options: WatchOptions) -> str:
-    """The whole document."""
+def page(
+    records: Sequence[TrackRecord],
+    source: str,
+    given_slots: int | None,
+    *,
+    growing: float | None = None,
+) -> str:
+    """The whole document; `growing`: seconds of a row of a record that goes on."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = resources.files("kendall.server.watch").joinpath("record_page.html")
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         records=records,
         columns=COLUMNS,
-        source=options.source.prometheus,
+        source=source,
+        every=None if growing is None else rounded_duration(growing),
+        refresh=REFRESH,
         headline=headline,
         missed=missed,
-        basis=lambda record: basis(record, options.queue.max_num_seqs),
+        basis=lambda record: basis(record, given_slots),
         figures=FIGURES,
         picture=picture,
         mark=mark,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kendall.policies.text import short_form
+from kendall.policies.text import counted, short_form
 from kendall.queueing.choosing.forecast import WhatIf
 from kendall.queueing.choosing.phrases import seconds as duration
 from kendall.queueing.commands.terminal import Column, Table, say
@@ -16,12 +16,14 @@ from kendall.queueing.estimation.routing import Routing
 from kendall.queueing.json_form import json_object, to_json
 from kendall.queueing.measurement.check import SAID
 from kendall.server.live.answers import AssessmentSummary
-from kendall.server.watch.fleet import EARLY, HELD_BACK, UNUSED, Fleet
+from kendall.server.watch.fleet import EARLY, HELD_BACK, UNUSED
+from kendall.server.watch.lost import ServersState
 from kendall.server.watch.receiver import REFUSED, Received
 from kendall.server.watch.servers import WatchedServers
 from kendall.server.watch.spans import IGNORED
 
 FEW_LOST = 0.01  # share of the spans
+FEW_HITS = 0.01  # share of the prompt tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class WatchReport:
 
     seconds: float | None
     spans: Spans
+    counters: ServersState | None  # of the servers' URLs, where they were given
     replicas: Sequence[ReplicaSummary]
     policy: str
     servers: int
@@ -84,6 +87,7 @@ class WatchReport:
             "source": "otlp",
             "seconds": self.seconds,
             "spans": json_object(self.spans),
+            "counters": to_json(self.counters),
             "replicas": to_json(list(self.replicas)),
             "setting": {
                 "policy": self.policy,
@@ -115,8 +119,11 @@ def report_of(
     why_not_lost: str | None,
     now: float,
     seconds: float | None,
+    state: ServersState | None = None,
 ) -> WatchReport:
-    """`lost`: spans, and requests that ended meanwhile, by the servers' counters."""
+    """`lost`: spans, and requests that ended meanwhile, by the servers' counters; `state`: what
+    else these tell.
+    """
     live, fleet = servers.live, servers.fleet
     prediction = None if live is None else live.prediction
     missing, ended = (None, None) if lost is None else lost
@@ -132,6 +139,7 @@ def report_of(
     return WatchReport(
         seconds=seconds,
         spans=spans,
+        counters=state,
         replicas=[
             ReplicaSummary(each.name, each.requests, each.gone) for each in fleet.replicas.values()
         ],
@@ -143,7 +151,7 @@ def report_of(
         prediction=prediction,
         what_if=None if live is None else live.what_if,
         what_if_in_force=None if live is None else live.what_if_in_force,
-        conditions=() if live is None else tuple(_conditions(servers, fleet, spans, now)),
+        conditions=() if live is None else tuple(_conditions(servers, spans, state, now)),
         reason=_reason(servers, spans),
     )
 
@@ -165,8 +173,9 @@ def _law(servers: WatchedServers) -> dict[str, Any] | None:
 
 
 def _conditions(
-    servers: WatchedServers, fleet: Fleet, spans: Spans, now: float
+    servers: WatchedServers, spans: Spans, state: ServersState | None, now: float
 ) -> Iterator[Condition]:
+    fleet = servers.fleet
     longest = fleet.longest()
     yield Condition(
         "all_ended",
@@ -190,10 +199,22 @@ def _conditions(
         "--max-num-seqs says how many",
     }
     yield Condition("slots_known", servers.slots_from != "unknown", words[servers.slots_from])
+    hits = None if state is None else state.prefix_hits
     yield Condition(
         "no_prefix_hits",
-        None,
-        "spans do not tell what the prefix cache saved: a prompt takes as long as on average",
+        None if hits is None else hits <= FEW_HITS,
+        "spans do not tell what the prefix cache saved: a prompt takes as long as on average"
+        if hits is None
+        else f"the prefix cache held {hits:.0%} of the prompt tokens: a prompt takes as long as on "
+        "average, whatever it held",
+    )
+    preempted = None if state is None else state.preemptions
+    yield Condition(
+        "no_preemptions",
+        None if preempted is None else not preempted,
+        "spans do not tell preemptions"
+        if preempted is None
+        else f"{counted(preempted, 'preemption')}, which the model does not have: KV memory",
     )
     if servers.batcher.servers > 1:
         routing = servers.routing

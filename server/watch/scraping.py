@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -97,7 +97,7 @@ def watch_once(options: WatchOptions, urls: Sequence[str], *, json: bool) -> Non
 def watched(options: WatchOptions, urls: Sequence[str]) -> list[WatchedModel]:
     """Each model of the servers, after the time of --for."""
     with working(f"watching {counted(len(urls), 'server')}") as tell:
-        targets = [_Target.at(url, options) for url in urls]
+        targets = [ScrapedServer.at(url, options) for url in urls]
         try:
             start = time.time()  # noqa: TID251 - the instants of samples, as a Prometheus has them
             _scrape(targets, start + options.report.seconds, tell)
@@ -107,17 +107,28 @@ def watched(options: WatchOptions, urls: Sequence[str]) -> list[WatchedModel]:
     ends = [target.scrapes[-1] for target in targets if target.scrapes]
     if not ends:
         raise CommandError(f"got no answer from {targets[0].url}; expected its metrics again")
-    end = max(ends)
-    parts = min(MOST_PARTS, max(PARTS, int((end - start) / EVERY)))
-    edges = [start + (end - start) * index / parts for index in range(parts)] + [end]
-    by_model: dict[tuple[str, str], list[Samples]] = {}
-    for target in targets:
-        for samples in target.samples():
-            by_model.setdefault((target.server.name, samples.model), []).append(samples)
+    edges = edges_of(start, max(ends))
     return [
         _watched(model, server, edges, samples, options)
-        for (server, model), samples in sorted(by_model.items())
+        for (server, model), samples in by_model(targets)
     ]
+
+
+def edges_of(start: float, end: float) -> list[float]:
+    """Of the parts of a watched time."""
+    parts = min(MOST_PARTS, max(PARTS, int((end - start) / EVERY)))
+    return [start + (end - start) * index / parts for index in range(parts)] + [end]
+
+
+def by_model(
+    targets: Iterable[ScrapedServer],
+) -> list[tuple[tuple[str, str], list[Samples]]]:
+    """Kind of server and model, in their order, with the samples of each replica."""
+    found: dict[tuple[str, str], list[Samples]] = {}
+    for target in targets:
+        for samples in target.samples():
+            found.setdefault((target.server.name, samples.model), []).append(samples)
+    return sorted(found.items())
 
 
 def _watched(
@@ -158,7 +169,7 @@ def _reason(hour: Hour, law: StepLaw | None) -> str:
 
 
 @dataclass(eq=False)
-class _Target:
+class ScrapedServer:
     """One server, and what its metrics said at each scrape."""
 
     url: str
@@ -169,7 +180,7 @@ class _Target:
     failed: int = 0
 
     @classmethod
-    def at(cls, url: str, options: WatchOptions) -> _Target:
+    def at(cls, url: str, options: WatchOptions) -> ScrapedServer:
         """The server of this URL. Raises SpecError, CommandError."""
         client = client_of(options, url)
         root = server_root(url)
@@ -212,6 +223,12 @@ class _Target:
         for key, value in totals.items():
             self.values.setdefault(key, []).append((asked, value))
 
+    def forget(self) -> None:
+        """All but the last scrape."""
+        del self.scrapes[:-1]
+        for values in self.values.values():
+            del values[:-1]
+
     def samples(self) -> list[Samples]:
         """By model and replica."""
         series = [
@@ -235,7 +252,7 @@ def _lines(text: str, where: str) -> list[tuple[str, tuple[tuple[str, str], ...]
         ) from None
 
 
-def _scrape(targets: Sequence[_Target], until: float, tell: Callable[[str], None]) -> None:
+def _scrape(targets: Sequence[ScrapedServer], until: float, tell: Callable[[str], None]) -> None:
     """Every server once a second; one that answers late is late."""
     while True:
         now = time.time()  # noqa: TID251 - as above

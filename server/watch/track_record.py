@@ -42,7 +42,10 @@ def track_record(options: WatchOptions, *, json: bool) -> None:
     """
     records = records_from(options)
     if options.report.output is not None:
-        _write(page(records, options), options.report.output)
+        _write(
+            page(records, options.source.prometheus or "", options.queue.max_num_seqs),
+            options.report.output,
+        )
     if json:
         found = {"source": options.source.prometheus, "records": [r.as_dict() for r in records]}
         sys.stdout.write(msgspec.json.encode(to_json(found)).decode() + "\n")

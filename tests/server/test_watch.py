@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 
 from kendall.cli import main
+from kendall.loadgen.gateway.gateway_process import free_port
 from kendall.policies.text import SpecError
 from kendall.queueing.measurement.server_signals import (
     LLAMA_CPP,
@@ -24,7 +29,8 @@ from kendall.queueing.measurement.server_signals import (
     VLLM,
     server_of,
 )
-from kendall.server.watch.options import SourceOptions, WatchOptions
+from kendall.server.watch.live_record import LiveRecord, create_app
+from kendall.server.watch.options import SourceOptions, WatchedQueueOptions, WatchOptions
 from kendall.server.watch.prometheus import Prometheus as Client
 from kendall.server.watch.prometheus import client_of
 from kendall.server.watch.signals import Series, samples_of
@@ -281,8 +287,64 @@ def test_what_has_no_metrics(capsys: pytest.CaptureFixture[str]) -> None:
         assert status == 2
         assert "without a metric of vLLM" in err
     status, _, err = run(capsys, url)
-    assert status == 2
-    assert "--once" in err
+    assert (status, err.count("\n")) == (1, 1)
+    assert "connection refused" in err
+
+
+def test_a_record_that_grows() -> None:
+    """Rows of four seconds: what was counted, each as predicted from the one before, as JSON, HTML
+    and metrics.
+    """
+    engine = served(0.5, 120.0, FAST)
+    options = WatchOptions(queue=WatchedQueueOptions(max_num_seqs=SLOTS))
+    with exporting(replaying(engine, 30.0)) as url:
+        record = LiveRecord.of(options, [url])
+        record.every, rows = 4.0, []
+        page = TestClient(create_app(record))
+        assert "the first one is not complete yet" in page.get("/").text
+        until = time.monotonic() + 14.0  # noqa: TID251 - another machine's clock
+        while time.monotonic() < until:  # noqa: TID251 - as above
+            record.scrape()
+            rows += record.rows(time.time())  # noqa: TID251 - as above
+            time.sleep(0.5)
+        for target in record.targets:
+            target.client.close()
+        shown, found = page.get("/").text, page.get("/admin/watch").json()
+        told = page.get("/metrics").text
+    assert [name for name, _ in rows] == ["tiny"] * 3
+    first, second, _ = (row for _, row in rows)
+    assert first.forecast is None
+    assert second.forecast is not None
+    own = (engine.finished >= 30) & (engine.finished < 42)
+    sojourn = engine.sojourn[own].mean()
+    assert np.mean([row.observed.sojourn_time for _, row in rows]) == pytest.approx(
+        sojourn, rel=0.2
+    )
+    (json_record,) = found["records"]
+    assert len(json_record["rows"]) == 3
+    assert json_record["rows"][1]["forecast"]["sojourn_time"]["value"] > 0
+    assert 'http-equiv="refresh"' in shown
+    assert "each row as predicted from the row before" in shown
+    assert 'kendall_record_sojourn_time_seconds{model="tiny",stat="observed"} ' in told
+    assert 'kendall_record_rows{kind="judged",model="tiny"} 2.0' in told
+    assert max(len(target.scrapes) for target in record.targets) < 10  # the last row's alone
+
+
+def test_urls_are_watched_until_a_signal() -> None:
+    engine, port = served(0.5, 60.0, FAST), free_port(0)
+    with exporting(replaying(engine, 10.0)) as url:
+        command = [sys.executable, "-m", "kendall", "watch", url, "--port", str(port)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as watch:
+            try:
+                assert watch.stderr is not None
+                said = watch.stderr.readline()
+                found = httpx.get(f"http://127.0.0.1:{port}/admin/watch", trust_env=False).json()
+                watch.terminate()
+                status = watch.wait(20)
+            finally:
+                watch.kill()
+    assert said == f"watching 1 server: a row every 5 min on http://127.0.0.1:{port}/\n"
+    assert (found["records"], status) == ([], 0)
 
 
 def test_only_one_source(capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +360,8 @@ def test_only_one_source(capsys: pytest.CaptureFixture[str]) -> None:
             ("http://127.0.0.1:9", "http://127.0.0.1:9", "--once"),
             "got http://127.0.0.1:9 twice; expected each server once",
         ),
-        (("http://127.0.0.1:9",), "got URLs without --once"),
+        (("http://127.0.0.1:9", "--json"), "got --json without --once; expected both"),
+        (("http://127.0.0.1:9", "--once", "--every", "2m"), "got --every; expected it with"),
         (("--otlp", ":9", "--port", "9"), "got --otlp :9 with --port 9; expected two ports"),
         (("http://127.0.0.1:9", "--once", "--latency", "nonsense"), "got latency"),
         (("http://127.0.0.1:9", "--once", "--max-num-seqs", "0"), "expected a whole number >= 1"),

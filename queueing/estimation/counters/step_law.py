@@ -201,7 +201,8 @@ def _explained(values: Vector, known: Vector, weights: Vector) -> Vector:
     """What a linear regression on these columns says of the values, none below 0."""
     root = np.sqrt(weights)
     found, *_ = np.linalg.lstsq(known * root[:, None], values * root, rcond=None)
-    return np.maximum(0.0, known @ found)
+    explained: Vector = np.maximum(0.0, known @ found)
+    return explained
 
 
 def _known(value: float, otherwise: float) -> float:

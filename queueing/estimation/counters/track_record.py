@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,6 +40,7 @@ FULL = 0.9  # of the longest part: a shorter one lacks scrapes
 TOGETHER = 5  # of them, for the dispersion of the arrivals
 ENOUGH = 10  # requests of a part; else it is longer
 REMEMBERED = 24  # hours whose loads the step law is fitted to
+KEPT = 10_000  # rows
 SHOWN = 3  # hours that were missed most
 ALIKE = 0.10  # a prediction that is so near, relative, needs no cause
 PREEMPTED = 0.005  # of the requests
@@ -249,6 +251,10 @@ class TrackRecord:
         outside = [row for row in self.rows if row.inside is False]
         return tuple(sorted(outside, key=lambda row: -row.off)[:SHOWN])
 
+    def last(self, number: int) -> TrackRecord:
+        """With so many rows at most."""
+        return dataclasses.replace(self, rows=self.rows[-number:])
+
     def as_dict(self) -> dict[str, object]:
         """As JSON; null where the counters do not tell."""
         (inside, of), (also, all_of) = self.coverage, self.sojourn_coverage
@@ -282,6 +288,58 @@ def row_object(row: RecordRow) -> dict[str, object]:
     }
 
 
+@dataclass(eq=False, kw_only=True)
+class GrowingRecord:
+    """A record that is fed with successive hours; `slots` of a replica and the law `given`, where
+    these are known.
+    """
+
+    model: str
+    server: str
+    slots: int | None = None
+    given: StepLaw | None = None
+    _law: StepLaw | None = None
+    _rows: deque[RecordRow] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _recent: deque[Hour] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _fleets: deque[ObservedFleet] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _before: ObservedFleet | None = None
+    _observed_slots: int | None = None
+
+    def add(self, hour: Hour) -> RecordRow:
+        """Its row."""
+        self._recent.append(hour)
+        seen = slots_of([hour.totals])
+        if seen is not None:
+            self._observed_slots = max(seen, self._observed_slots or 0)
+        slots, law = self.known_slots, self.given
+        if law is None:
+            stretches = [part for each in self._recent for part in each.stretches]
+            law = step_law(stretches, slots) or self._law
+        own = None if law is None else fleet_of(hour, law.law, slots)
+        row = _row(hour, own, self._before, self._fleets)
+        self._rows.append(row)
+        self._law, self._before = law, own
+        if own is not None:
+            self._fleets.append(own)
+        return row
+
+    @property
+    def known_slots(self) -> int | None:
+        """Of a replica."""
+        return self._observed_slots if self.slots is None else self.slots
+
+    @property
+    def record(self) -> TrackRecord:
+        """So far."""
+        return TrackRecord(
+            model=self.model,
+            server=self.server,
+            rows=tuple(self._rows),
+            law=self._law,
+            slots=self.known_slots,
+        )
+
+
 def track_record(
     hours: Sequence[Hour],
     *,
@@ -290,24 +348,12 @@ def track_record(
     slots: int | None = None,
     given: StepLaw | None = None,
 ) -> TrackRecord:
-    """The record of successive hours; `slots` of a replica and the law `given`, where these are
-    known.
-    """
+    """The record of successive hours; where `slots` are not given, the most of them all counts."""
     slots = slots_of([hour.totals for hour in hours]) if slots is None else slots
-    found: list[ObservedFleet | None] = []
-    rows: list[RecordRow] = []
-    law = given
-    for number, hour in enumerate(hours):
-        recent = hours[max(0, number - REMEMBERED + 1) : number + 1]
-        if given is None:
-            law = step_law([part for each in recent for part in each.stretches], slots) or law
-        own = None
-        if law is not None:
-            own = fleet_of(hour, law.law, slots)
-        before = found[-1] if found else None
-        rows.append(_row(hour, own, before, [each for each in found if each is not None]))
-        found.append(own)
-    return TrackRecord(model=model, server=server, rows=tuple(rows), law=law, slots=slots)
+    growing = GrowingRecord(model=model, server=server, slots=slots, given=given)
+    for hour in hours:
+        growing.add(hour)
+    return growing.record
 
 
 def fleet_of(hour: Hour, law: LatencyModel, slots: int | None) -> ObservedFleet | None:
@@ -320,9 +366,9 @@ def _row(
     hour: Hour,
     own: ObservedFleet | None,
     before: ObservedFleet | None,
-    earlier: Sequence[ObservedFleet],
+    earlier: Iterable[ObservedFleet],
 ) -> RecordRow:
-    forecast = None
+    forecast, earlier = None, list(earlier)
     if before is not None:
         forecast = predicted(before, Movement.of(earlier), seed=len(earlier))
     row = RecordRow(

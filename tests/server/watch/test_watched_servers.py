@@ -140,7 +140,13 @@ def test_the_check_the_law_and_the_slots() -> None:
         assert found["law"][name] == pytest.approx(getattr(LAW, name), rel=0.1), name
     assert found["check"]["observed"] == pytest.approx(run.sojourn_time.mean(), rel=CLOSE)
     names = {each["name"] for each in found["conditions"]}
-    assert names == {"all_ended", "no_lost_spans", "slots_known", "no_prefix_hits"}
+    assert names == {
+        "all_ended",
+        "no_lost_spans",
+        "slots_known",
+        "no_prefix_hits",
+        "no_preemptions",
+    }
 
 
 def test_one_span_in_twenty_is_lost() -> None:
