@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import json as text_of
+import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
+from kendall.policies.durations import rounded_duration
 from kendall.policies.text import SpecError
-from kendall.queueing.commands.terminal import console, say
+from kendall.queueing.commands.terminal import console, say, working
 from kendall.queueing.errors import CommandError
 from kendall.remote import check_key, check_no_credentials
 from kendall.server.runtime.clock import clock_of
@@ -27,7 +29,7 @@ from kendall.server.watch.servers import WatchedServers
 INTERVAL = 5.0  # seconds between assessments
 TICK = 1.0  # seconds between two looks at what came
 SCRAPED = 5.0  # seconds between two readings of the counters
-WHAT_IFS = 60.0  # seconds that the last what-ifs may take
+WHAT_IFS = 30.0  # seconds that the last what-ifs may take
 
 
 def watch(options: WatchOptions, urls: Sequence[str], *, json: bool) -> None:
@@ -91,11 +93,14 @@ class _Watch:
                 await stack.enter_async_context(serving(app, self.options))
             scraping = asyncio.create_task(self._scrape())
             stack.callback(scraping.cancel)
-            seconds = self.options.report.seconds if self.options.report.once else None
-            await self._follow(ended, seconds)
-            if self.options.report.once:
+            if not self.options.report.once:
+                await self._follow(ended)
+                return
+            with working("receiving spans") as tell:
+                await self._follow(ended, self.options.report.seconds, tell)
+                tell("predicting, and trying other settings")
                 await self._finish()
-                self._print(self.report(self._now() - began), json=json)
+            self._print(self.report(self._now() - began), json=json)
 
     def report(self, seconds: float | None = None) -> WatchReport:
         """What is known now."""
@@ -109,13 +114,21 @@ class _Watch:
             state=self.lost.state(),
         )
 
-    async def _follow(self, ended: asyncio.Event, seconds: float | None) -> None:
-        """Take in what comes, and assess it."""
+    async def _follow(
+        self,
+        ended: asyncio.Event,
+        seconds: float | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Take in what comes, and assess it; `tell` is told how long it goes on."""
         due = self._now() + INTERVAL
         until = None if seconds is None else self._now() + seconds
         assessing: asyncio.Task[None] | None = None
         while not ended.is_set() and (until is None or self._now() < until):
-            rest = TICK if until is None else max(0.0, min(TICK, until - self._now()))
+            left = math.inf if until is None else max(0.0, until - self._now())
+            if until is not None:
+                tell(f"receiving spans: {rounded_duration(left)} left")
+            rest = min(TICK, left)
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), rest)
             if assessing is not None and not assessing.done():
