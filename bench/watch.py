@@ -179,6 +179,11 @@ def measured(url: str, otlp: int, asked: Asked, loads: Sequence[float]) -> Cell:
     )
 
 
+def is_known(interval: Any) -> bool:
+    """Whether it has ends: it has none where more comes than is served."""
+    return bool(interval) and None not in (interval["low"], interval["high"], interval["value"])
+
+
 def verdicts(cell: Cell) -> dict[str, bool | None]:
     """By the rules above; None where a rule does not apply or nothing was told."""
     found: dict[str, bool | None] = {"check": None, "forecast": None}
@@ -187,7 +192,7 @@ def verdicts(cell: Cell) -> dict[str, bool | None]:
         half = (check["ratio_high"] - check["ratio_low"]) / 2
         found["check"] = abs(check["ratio"] - 1) <= max(0.10, half)
         interval = forecast and forecast["sojourn_time_interval"]
-        if interval:
+        if is_known(interval):
             found["forecast"] = interval["low"] <= check["observed"] <= interval["high"]
     told = cell.counters["forecast"]
     for name in ("queueing_delay", "sojourn_time"):
@@ -248,7 +253,12 @@ def what_ifs(cells: list[Cell]) -> Iterator[tuple[str, bool | None]]:
             there = seen.get((cell.slots, cell.lengths, load))
             told = answer.get("what_if_in_force")
             name = f"{cell.slots} slots {cell.lengths} from load {cell.load:g} to {load}"
-            if there is None or told is None or there.spans["check"] is None:
+            if (
+                there is None
+                or told is None
+                or told["sojourn_time"] is None
+                or there.spans["check"] is None
+            ):
                 yield name, None
                 continue
             low, high = sojourn_at(told, there)
@@ -261,10 +271,10 @@ def sojourn_at(told: Mapping[str, Any], there: Cell) -> tuple[float, float]:
     """The interval of a what-if, seconds: that of its long-run mean, wider by as much as a stretch
     there is from that, by the forecast that was made there.
     """
-    mean, interval = told["sojourn_time"]["mean"], told["sojourn_interval"]
-    low, high = (interval["low"], interval["high"]) if interval else (mean, mean)
-    band = (there.spans["forecast"] or {}).get("sojourn_time_interval")
-    if not band:
+    mean, interval = told["sojourn_time"]["mean"], told["sojourn_interval"] or {}
+    low, high = (interval["low"], interval["high"]) if is_known(interval) else (mean, mean)
+    band = (there.spans["forecast"] or {}).get("sojourn_time_interval") or {}
+    if not is_known(band):
         return low, high
     return low * band["low"] / band["value"], high * band["high"] / band["value"]
 

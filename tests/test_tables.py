@@ -292,7 +292,7 @@ def track_record() -> TrackRecord:
             forecast=forecast,
             same_hour=forecast,
             step_seconds=0.02,
-            cause="arrivals: 125% more than the hour before" if hour == 2 else "",
+            cause="arrivals: 125% more than the row before" if hour == 2 else "",
         )
 
     rows = (

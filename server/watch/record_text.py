@@ -92,11 +92,11 @@ COLUMNS = (
     ),
     RecordColumn(
         "\npredicted",
-        "from the hour before",
+        "from the row before",
         lambda row: _value(row.forecast, "queueing_delay"),
     ),
     RecordColumn(
-        "9 of 10\nhours in",
+        "9 of 10\nrows in",
         "interval of the prediction",
         lambda row: _interval(row, "queueing_delay"),
     ),
@@ -106,7 +106,7 @@ COLUMNS = (
         lambda row: seconds(row.observed.sojourn_time),
     ),
     RecordColumn(
-        "\npredicted", "from the hour before", lambda row: _value(row.forecast, "sojourn_time")
+        "\npredicted", "from the row before", lambda row: _value(row.forecast, "sojourn_time")
     ),
     RecordColumn("", ", ".join(f"{mark} {what}" for mark, what in MARKS.items()), mark),
 )
@@ -123,10 +123,10 @@ def headline(record: TrackRecord) -> str:
     inside, of = record.coverage
     also, judged = record.sojourn_coverage
     if not of and not judged:
-        return "no hour could be judged: it takes two in a row with enough requests"
+        return "no row could be judged: it takes two in a row with enough requests"
     parts = []
     if of:
-        parts.append(f"queueing delay: {inside} of {counted(of, 'hour')} inside the interval")
+        parts.append(f"queueing delay: {inside} of {counted(of, 'row')} inside the interval")
     if judged:
         parts.append(f"sojourn: {also} of {judged}")
     return "; ".join(parts) + " (9 of 10 expected)"

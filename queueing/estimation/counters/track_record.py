@@ -391,7 +391,7 @@ def _with_cause(
     if not cause and own is not None and before is not None and row.same_hour is not None:
         near = _near(row)
         cause = _changed(row, own, before) if near else _not_modelled(hour)
-    return dataclasses.replace(row, cause=cause or "too little is known of this hour")
+    return dataclasses.replace(row, cause=cause or "too little is known of this row")
 
 
 def _near(row: RecordRow) -> bool:
@@ -427,7 +427,7 @@ def _changed(row: RecordRow, own: ObservedFleet, before: ObservedFleet) -> str:
         ),
     }
     if own.pace is not None or before.pace is not None:
-        effects["the speed of the engine changed within the hour"] = before.at(pace=own.pace)
+        effects["the speed of the engine changed within the row"] = before.at(pace=own.pace)
     assert row.forecast is not None
     base = row.compared(predicted(before)).value
     found = {text: row.compared(predicted(each)).value - base for text, each in effects.items()}
@@ -437,7 +437,7 @@ def _changed(row: RecordRow, own: ObservedFleet, before: ObservedFleet) -> str:
 
 def _by(what: str, now: float, before: float, more: str = "more", less: str = "fewer") -> str:
     share = now / before - 1
-    return f"{what}: {abs(share):.0%} {more if share >= 0 else less} than the hour before"
+    return f"{what}: {abs(share):.0%} {more if share >= 0 else less} than the row before"
 
 
 def _not_modelled(hour: Hour) -> str:
@@ -452,4 +452,4 @@ def _not_modelled(hour: Hour) -> str:
         return hour.slowed
     if hour.dispersion > BURSTY:
         return f"bursts: arrivals vary {hour.dispersion:.1f} times as much as Poisson ones"
-    return "not in the counters: with its own estimates the model misses this hour too"
+    return "not in the counters: with its own estimates the model misses this row too"
