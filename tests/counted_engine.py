@@ -97,9 +97,17 @@ def serve(arrived: Vector, prompts: Vector, outputs: Vector, law: Law, slots: in
 
 
 def counters(
-    served: Served, instants: Vector, *, model: str = "tiny", instance: str = "a:8000"
+    served: Served,
+    instants: Vector,
+    *,
+    model: str = "tiny",
+    instance: str = "a:8000",
+    cached: Vector | None = None,
 ) -> list[Series]:
-    """vLLM's series at the instants of scrapes, as if it had begun with the first request."""
+    """vLLM's series at the instants of scrapes, as if it had begun with the first request;
+    `cached`: tokens of each prompt, beside those that it computes, that the prefix cache held.
+    """
+    held = np.zeros(served.prompts.size) if cached is None else cached
     found: list[Series] = []
     labels = {"model_name": model, "instance": instance, "engine": "0"}
 
@@ -127,7 +135,7 @@ def counters(
     histogram("request_prefill_time_seconds", end, served.first - served.scheduled)
     histogram("request_inference_time_seconds", end, end - served.scheduled)
     for name, values in (
-        ("request_prompt_tokens", served.prompts),
+        ("request_prompt_tokens", served.prompts + held),
         ("request_prefill_kv_computed_tokens", served.prompts),
         ("request_generation_tokens", served.outputs),
     ):
@@ -135,6 +143,8 @@ def counters(
     add("inter_token_latency_seconds_sum", np.interp(instants, served.at, served.gap_seconds))
     add("inter_token_latency_seconds_count", np.interp(instants, served.at, served.gaps).round())
     add("num_preemptions_total", np.zeros(instants.size))
+    add("prefix_cache_queries_total", until(served.first, served.prompts + held))
+    add("prefix_cache_hits_total", until(served.first, held))
     began = until(served.scheduled)
     add("num_requests_running", began - until(end))
     # who came in the running step waits for its end, and is not counted yet

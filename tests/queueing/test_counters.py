@@ -181,6 +181,24 @@ def test_the_track_record_of_an_engine_that_follows_the_law() -> None:
     assert all(row.observed.replicas == 2 for row in record.rows)
 
 
+def test_prompts_that_a_cache_holds_in_part_take_what_is_computed() -> None:
+    """Three quarters of the prompt tokens are hits; the law is that of the computed ones."""
+    rng = np.random.default_rng(8)
+    number, rate = 6, 0.6 * CAPACITY
+    served = of_lengths(
+        poisson(np.full(number, rate), 3600.0, rng), TOKENS, PROMPT, LAW, SLOTS, rng
+    )
+    cached = rng.integers(0, 6 * PROMPT, served.prompts.size)
+    series = counters(served, np.arange(0, number * 3600.0 + 1, 15), cached=cached)
+    record = track_record(hours(series, number), model="tiny", server="vLLM")
+    last = record.rows[-1]
+    assert last.observed.prefix_hits == pytest.approx(0.75, abs=0.02)
+    assert record.law is not None
+    assert record.law.law.admission(1, PROMPT) == pytest.approx(LAW.k1 + LAW.kp * PROMPT, rel=0.1)
+    told = np.mean([row.same_hour.sojourn_time.value for row in record.rows if row.same_hour])
+    assert told == pytest.approx(served.sojourn.mean(), rel=0.05)
+
+
 def test_an_engine_whose_speed_changes_within_seconds() -> None:
     """On average over windows of some minutes the delay is told, which at one speed is half of it;
     an engine that keeps its speed is told as before.

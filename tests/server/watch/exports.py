@@ -62,11 +62,13 @@ def exports_of(
     until: float = math.inf,
     phase: float = 0.0,
     unseen: float = 0.0,
+    cached: int = 0,
     rng: np.random.Generator | None = None,
 ) -> Iterator[tuple[float, bytes]]:
     """What one server of a run sends, and when it comes; `offset`: seconds that its clock is ahead,
     `lost`: share of the spans, `until`: it is gone then, `phase`: seconds by which its exports are
-    later than those of others, `unseen`: seconds, at most, until its scheduler sees a request.
+    later than those of others, `unseen`: seconds, at most, until its scheduler sees a request,
+    `cached`: tokens, at most, that a prompt has beside those that are computed.
     """
     rng = np.random.default_rng(0) if rng is None else rng
     due: dict[int, list[tuple[str, int, Mapping[str, Any]]]] = {}
@@ -87,7 +89,7 @@ def exports_of(
             "gen_ai.latency.time_in_model_decode": ended - first,
             "gen_ai.latency.time_to_first_token": first - arrived,
             "gen_ai.latency.e2e": ended - arrived,
-            "gen_ai.usage.prompt_tokens": prompt,
+            "gen_ai.usage.prompt_tokens": prompt + int(rng.integers(0, cached + 1)),
             "gen_ai.usage.completion_tokens": int(run.output_tokens[i]),
             "gen_ai.request.max_tokens": 4096,
             "gen_ai.request.n": 1,

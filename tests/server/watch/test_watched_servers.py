@@ -52,6 +52,7 @@ class Scene:
     routing: str = "central"
     phase: float = 0.0  # by which exports of the second server are later
     unseen: float = 0.0  # at most, until a scheduler sees a request
+    cached: int = 0  # tokens, at most, that the prefix cache held of a prompt
     seed: int = 3
     asked: WatchedQueueOptions = field(default_factory=WatchedQueueOptions)
 
@@ -88,6 +89,7 @@ class Scene:
                     until=self.gone if server else math.inf,
                     phase=self.phase if server else 0.0,
                     unseen=self.unseen,
+                    cached=self.cached,
                 )
                 for server in range(self.servers)
             )
@@ -152,6 +154,11 @@ def test_the_check_the_law_and_the_slots() -> None:
 def test_one_span_in_twenty_is_lost() -> None:
     report, _ = checked(Scene(slots=8, lost=0.05))
     assert report.policy == "continuous:max_batch_size=8"
+
+
+def test_prompts_that_a_cache_holds_in_part() -> None:
+    """Which no span tells: the law has what a prompt takes on average."""
+    checked(Scene(cached=512, seconds=300.0))
 
 
 def test_two_servers_whose_clocks_differ_by_two_seconds() -> None:
