@@ -205,7 +205,7 @@ def _lengths(seen: Totals, name: str, mean: float) -> TokenDistribution | None:
 def predicted(
     fleet: ObservedFleet, moved: Movement | None = None, seed: int = 0
 ) -> FleetPrediction:
-    """The means of the next stretch like this one; with an interval where it is told how far such
+    """The means of the next stretch like this one; with intervals where `moved` says how far such
     stretches are apart.
     """
     queue, rate = fleet.queue, fleet.arrival_rate

@@ -63,12 +63,14 @@ def exports_of(
     phase: float = 0.0,
     unseen: float = 0.0,
     cached: int = 0,
+    every: float = EXPORT,
     rng: np.random.Generator | None = None,
 ) -> Iterator[tuple[float, bytes]]:
     """What one server of a run sends, and when it comes; `offset`: seconds that its clock is ahead,
     `lost`: share of the spans, `until`: it is gone then, `phase`: seconds by which its exports are
     later than those of others, `unseen`: seconds, at most, until its scheduler sees a request,
-    `cached`: tokens, at most, that a prompt has beside those that are computed.
+    `cached`: tokens, at most, that a prompt has beside those that are computed, `every`: seconds
+    between two exports.
     """
     rng = np.random.default_rng(0) if rng is None else rng
     due: dict[int, list[tuple[str, int, Mapping[str, Any]]]] = {}
@@ -96,8 +98,8 @@ def exports_of(
             "gen_ai.request.id": f"cmpl-{i}",
         }
         start = BASE_NS + round((arrived + offset) * 1e9)
-        due.setdefault(math.ceil((ended - phase) / EXPORT), []).append(
+        due.setdefault(math.ceil((ended - phase) / every), []).append(
             ("llm_request", start, attributes)
         )
     for number, spans in due.items():
-        yield number * EXPORT + phase + 0.01, export(spans, replica)
+        yield number * every + phase + 0.01, export(spans, replica)

@@ -5,6 +5,7 @@ slots and the number of servers, with spans that are lost, clocks that differ, a
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import heapq
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +19,8 @@ import pytest
 from kendall.policies import parse_policy
 from kendall.queueing.description.parts import Engine, Requests
 from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.estimation.served_times import ServedTimes
+from kendall.queueing.estimation.speed.observed_law import observed_law
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation.experiment import run_given, run_trace
@@ -149,6 +152,34 @@ def test_the_check_the_law_and_the_slots() -> None:
         "no_prefix_hits",
         "no_preemptions",
     }
+
+
+def test_the_law_of_served_requests() -> None:
+    """With intervals that hold it; equal prompts and equal answers are said to tell less."""
+    seen: list[ServedTimes] = []
+
+    async def look(servers: WatchedServers) -> None:
+        seen.append(servers.fleet.served_times())
+
+    Scene(seconds=300.0).watched(look)
+    (times,) = seen
+    found = observed_law(times, np.random.default_rng(0))
+    assert found is not None
+    assert found.requests == times.started.size
+    assert found.error < 0.05
+    assert found.doubts == ()
+    for name in ("k1", "k3", "k4", "kp"):
+        value, (low, high) = getattr(found.law, name), found.intervals[name]
+        assert value == pytest.approx(getattr(LAW, name), rel=0.15), name
+        assert low <= value <= high
+    assert 0 <= found.law.turnaround < LAW.step(1)
+    alike = dataclasses.replace(times, prompts=np.full(times.prompts.size, 100.0))
+    same = observed_law(alike, np.random.default_rng(0))
+    assert same is not None
+    assert same.doubts[0] == "prompts are alike: kp is a part of k1"
+    assert same.law.kp == 0
+    few = times.part(np.arange(50))
+    assert observed_law(few, np.random.default_rng(0)) is None
 
 
 def test_one_span_in_twenty_is_lost() -> None:
