@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kendall.loadgen.gateway.gateway_process import free_port
+from kendall.loadgen.gateway.gateway_process import GatewayError, free_port
 from kendall.loadgen.sweep import search as search_module
+from kendall.loadgen.sweep.grid import SweepCell
 from kendall.loadgen.sweep.plan import SweepPlan
 from kendall.loadgen.sweep.saturation import RateBracket, bisect, predicted_rate, probe_requests
-from kendall.loadgen.sweep.search import Search
+from kendall.loadgen.sweep.search import Search, search_all
 from kendall.loadgen.sweep.slo import parse_slo
 from kendall.policies import parse_policy
 from kendall.queueing.distributions.token_distribution import parse_distribution
@@ -111,6 +112,83 @@ def test_a_probe_passes_where_it_grows_by_less_than_half_the_tolerance(
     assert not search.notes
     assert search.kept({"ended": "complete", "growth": None})
     assert search.notes == ["a probe was too short to be judged and passed"]
+
+
+class ProbedSweep:
+    """A sweep whose probes are stable up to a rate, on a machine that takes 1.1 times the law; one
+    that stops has no result.
+    """
+
+    def __init__(self, true: float, *, stops: bool = False, cut: bool = False) -> None:
+        self.plan = SweepPlan(loads=(), policies=("single",), find_saturation=True, tolerance=0.05)
+        self.true, self.stops, self.cut = true, stops, cut
+        self.rig = SimpleNamespace(basis=self)
+        self.status = SimpleNamespace(left_after=1.0)
+        self.journal = SimpleNamespace(events=[])
+        self.cells: dict[str, SweepCell] = {}
+        self.speed = 1.0
+
+    store = progress = property(lambda self: self)
+
+    def model(self, policy: str, limit: int | None) -> Queue:
+        assert limit is None
+        one = model(policy)
+        return one.but(law=one.engine.law.at_speed(self.speed))
+
+    def at_speed(self, speed: float) -> ProbedSweep:
+        slower = ProbedSweep(self.true)
+        slower.speed = speed
+        return slower
+
+    def count(self, model: Queue, rate: float, needed: int) -> tuple[int, bool]:
+        return needed, self.cut
+
+    async def measure(self, cell: SweepCell, label: str) -> None:
+        assert label == f"saturation, probe {len(self.cells) + 1}"
+        self.cells[cell.name] = cell
+
+    def of(self, name: str) -> SimpleNamespace:
+        if self.stops:
+            return SimpleNamespace(done=None, reason="the gateway left")
+        share = 0.0 if self.cells[name].rate <= self.true else 0.2
+        done = {"ended": "complete", "growth": {"share": share}, "speeds": [1.1, None]}
+        return SimpleNamespace(done=done, reason=None)
+
+    def append(self, event: str, **fields: object) -> None:
+        self.journal.events.append({"event": event, **fields})
+
+
+def searched(sweep: ProbedSweep) -> None:
+    """Everything that the plan asks for: the saturation of one policy."""
+    asyncio.run(search_all(sweep))  # type: ignore[arg-type]
+
+
+def test_a_search_writes_down_its_bracket_beside_the_prediction_at_the_machines_speed() -> None:
+    stable = model("single").largest_stable_rate
+    sweep = ProbedSweep(0.9 * stable)
+    searched(sweep)
+    (found,) = sweep.journal.events
+    assert found["low"] <= 0.9 * stable < found["high"] <= 1.05 * found["low"]
+    assert found["predicted"] == pytest.approx(stable)
+    assert found["speed"] == pytest.approx(1.1)
+    assert found["predicted_at_speed"] == pytest.approx(stable / 1.1)
+    assert found["probes"] == len(sweep.cells) > 2
+    assert found["note"] is None
+    assert all(cell.evenly and cell.purpose == "saturation" for cell in sweep.cells.values())
+    assert sweep.status.left_after == 0.0
+    searched(sweep)
+    assert len(sweep.journal.events) == 1, "one that is done is not done again"
+
+
+def test_a_search_with_short_probes_says_so_and_one_that_stops_can_go_on() -> None:
+    sweep = ProbedSweep(0.95 * model("single").largest_stable_rate, cut=True)
+    searched(sweep)
+    (found,) = sweep.journal.events
+    assert found["note"] == (
+        "probes shorter than they should be (--cell-limit): the bracket may be off"
+    )
+    with pytest.raises(GatewayError, match="under single stopped: the gateway left; the same"):
+        searched(ProbedSweep(0.5, stops=True))
 
 
 @pytest.mark.parametrize(("delay", "kept"), [(0.2499, True), (0.25, True), (0.2501, False)])
