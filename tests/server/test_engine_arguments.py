@@ -14,7 +14,7 @@ from kendall.policies.text import SpecError
 from kendall.queueing.latency.profile import load_profile
 from kendall.server.engines.base import ServingEngine
 from kendall.server.engines.emulated import EmulatedEngine
-from kendall.server.engines.vllm.options import argument_names, check_names, on_devices
+from kendall.server.engines.vllm.options import argument_names, check_names, on_devices, parsed
 from kendall.server.operations.serving import choose_engine
 from kendall.server.settings import Settings
 from kendall.server.supervision.replicas.pool import Replicas
@@ -186,3 +186,22 @@ def test_replicas_have_gpus_of_their_own_as_far_as_there_are(
     found = [on_devices(given, replica, visible) for replica in range(len(devices))]
     assert [each.get("device_ids") for each in found] == devices
     assert all(each | {"device_ids": 0} == given | {"device_ids": 0} for each in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("None", None),
+        ("4", 4),
+        ("0.5", 0.5),
+        ('{"a": [1]}', {"a": [1]}),
+        ("auto", "auto"),
+        (7, 7),
+    ],
+)
+def test_a_value_from_the_command_line_has_its_type(text: object, value: object) -> None:
+    assert parsed(text) == value
+    assert type(parsed(text)) is type(value)

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -837,6 +838,12 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
             )
             for series in told:  # a machine that hardly serves anything has no steady state
                 assert (series in text) == found["stable"]
+            arrivals = re.search(r"^kendall_arrival_rate ([\d.e+-]+)$", text, re.MULTILINE)
+            assert arrivals is not None
+            assert 0 < float(arrivals[1]) <= 2 * rate
+            more = await gateway.ask("GET", "/admin/prediction?rate_factor=1.5")
+            assert more["rate_factor"] == 1.5
+            assert more["what_if_in_force"]["load"] == pytest.approx(1.5 * found["load"], rel=0.3)
             await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
             await asyncio.sleep(1.2)
             assert (await gateway.ask("GET", "/admin/prediction"))["prediction"] is None
