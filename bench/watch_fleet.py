@@ -5,8 +5,8 @@ Two plain `vllm serve` of the tiny model behind nginx, which sends requests in t
 server with the fewest; a client of its own sends Poisson arrivals through it, and the spans of both
 servers come to one `kendall watch --otlp`. The rule has to be named, the model of the same requests
 to be within max(15 %, its interval). Then one and two replicas serve the rate of one replica at
-load 0.75, and the number that the watch of two says the SLO needs keeps it, where one fewer does
-not.
+load 0.75: the gain has to be in the interval that the watch of one gave a second replica, and the
+number that the watch of two says the SLO needs to keep it, where one fewer does not.
 
     .venv/bin/python bench/watch_fleet.py [--seconds 90]        needs nginx
 """
@@ -133,17 +133,18 @@ def needed(folder: Path, seconds: float, seconds_of_slo: float) -> bool:
     with tempfile.TemporaryDirectory() as other:
         otlp = free_port(0)
         with fleet(folder, 1, otlp) as alone:
-            rate = 0.85 * asyncio.run(closed(alone[0].url, LENGTHS, SLOTS, 15.0))
-            found, _ = watched(alone[0].url, alone, otlp, asked_for(rate, 0.85, seconds))
-            observed[1] = found["observed_queueing_delay"]["p95"]["value"]
+            rate = 0.75 * asyncio.run(closed(alone[0].url, LENGTHS, SLOTS, 15.0))
+            before, _ = watched(alone[0].url, alone, otlp, asked_for(rate, 0.75, seconds))
+            observed[1] = before["observed_queueing_delay"]["p95"]["value"]
         otlp = free_port(0)
         with (
             fleet(Path(other), 2, otlp) as servers,
             balanced(Path(other), servers, "least_requests") as url,
         ):
-            cell = asked_for(rate, 0.425, seconds)
+            cell = asked_for(rate, 0.375, seconds)
             found, metrics = watched(url, servers, otlp, cell, slo)
             observed[2] = found["observed_queueing_delay"]["p95"]["value"]
+    gained = what_if_gain(before, found)
     if number := re.search(r"^kendall_replicas_needed\S* ([\d.]+)$", metrics, re.MULTILINE):
         told = int(float(number[1]))
     keeps = [count for count, delay in observed.items() if delay <= seconds_of_slo]
@@ -151,7 +152,27 @@ def needed(folder: Path, seconds: float, seconds_of_slo: float) -> bool:
         f"{slo}: {told} replicas needed by the watch; observed p95 "
         + ", ".join(f"{1e3 * delay:.0f} ms with {count}" for count, delay in observed.items())
     )
-    return told == min(keeps, default=0)
+    return gained and told == min(keeps, default=0)
+
+
+def what_if_gain(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether the gain of a second replica is in the interval that the watch of one gave it."""
+    in_force = before["setting"]["policy"]
+    told = next(
+        (
+            each
+            for each in before["what_if"] or ()
+            if (each["policy"], each["servers"], each["max_output_tokens"]) == (in_force, 2, None)
+        ),
+        None,
+    )
+    if told is None or None in (told["next_gain_low"], told["next_gain_high"]):
+        print("no gain of a second replica was told")
+        return False
+    low, high = told["next_gain_low"], told["next_gain_high"]
+    gain = 1 - after["check"]["observed"] / before["check"]["observed"]
+    print(f"a second replica: gain of the mean sojourn told {low:.2f}..{high:.2f}, seen {gain:.2f}")
+    return bool(low <= gain <= high)
 
 
 def main() -> int:
