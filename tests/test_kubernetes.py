@@ -241,8 +241,33 @@ def test_a_component_that_an_overlay_has_already_is_refused_and_the_readme_says_
 
 
 def test_every_folder_of_overlays_and_components_is_tested() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {*OVERLAYS, "components"}
+    assert {path.name for path in FOLDER.iterdir()} == {*OVERLAYS, "watch", "components"}
     assert {path.name for path in (FOLDER / "components").iterdir()} == set(COMPONENTS)
+
+
+def test_a_watch_beside_servers_is_reached_where_its_documentation_says() -> None:
+    """Its flags are those of the command, its ports those of its service, and it may write nowhere
+    but into its own volumes.
+    """
+    documents = built(FOLDER / "watch")
+    for document in documents:
+        validate(document)
+    watch, service = container(documents), of("Service", documents)
+    command, *arguments = watch["args"]
+    assert_flags_exist(command, arguments)
+    flags = dict(argument.split("=", 1) for argument in arguments)
+    ports = {each["name"]: each["containerPort"] for each in watch["ports"]}
+    assert (flags["--otlp"], flags["--port"]) == (
+        f"0.0.0.0:{ports['otlp']}",
+        str(ports["http"]),
+    )
+    assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == ports
+    selected = of("Deployment", documents)["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == selected
+    assert watch["securityContext"]["readOnlyRootFilesystem"] is True
+    said = (ROOT / "docs/watch.md").read_text()
+    assert f"http://{service['metadata']['name']}:{ports['otlp']}/v1/traces" in said
+    assert "kubectl apply -k docker/k8s/watch" in said
 
 
 def test_the_release_by_which_prometheus_selects_is_one_line(tmp_path: Path) -> None:
