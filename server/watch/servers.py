@@ -37,6 +37,7 @@ FIRST_LAW = (
     120  # requests, after which a law is fitted; again each time that there are twice as many
 )
 MOST_SLOTS = 1024
+WATCHED = "watched"  # in place of an engine and its model, which spans do not name
 LARGER = 4  # times the slots that are there, which what-ifs and advice may try
 
 
@@ -177,6 +178,8 @@ class WatchedServers:
         self.latency = LatencyModelInForce(None if given is None else load_law(given))
         self.batcher = WatchedQueue(_capabilities(slots or 1, 1), policy)
         self.limits = WatchedLimits(self.batcher, self.metrics)
+        self.metrics.serves(self.batcher.capabilities.engine, WATCHED)
+        self.metrics.switched(policy, None, self.batcher.epoch, changed_policy=False)
 
     @property
     def now(self) -> Callable[[], float]:
@@ -254,6 +257,7 @@ class WatchedServers:
             slots, servers, "central" if self.routing is None else self.routing.rule
         )
         queue.epoch += 1
+        self.metrics.switched(queue.policy_text, None, queue.epoch, changed_policy=False)
         self.live_model().begin_epoch(queue.epoch, carry_lengths=start == end)
         self._feed(self.fleet.since(start))
         self._clock = end
@@ -279,7 +283,7 @@ def _policy(slots: int) -> str:
 
 def _capabilities(slots: int, servers: int, routing: str = "central") -> Capabilities:
     return Capabilities(
-        engine="watched",
+        engine=WATCHED,
         model="",
         max_model_len=UNKNOWN_TOKENS,
         max_num_seqs=max(LARGER * slots, 64),

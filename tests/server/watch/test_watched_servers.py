@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import heapq
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -287,6 +288,10 @@ def test_the_routes_of_the_live_model() -> None:
     assert all(policy.startswith("continuous") for policy, _ in other)
     assert advice.json()["advice"][0]["target"] == "servers"
     assert "kendall_replicas_needed 1.0" in metrics.text
+    # by which dashboards find it, and mark where an epoch begins
+    assert 'kendall_engine_info{engine="watched",model="watched",version=' in metrics.text
+    in_force = 'max_output_tokens="none",policy="continuous:max_batch_size=4"} 1.0'
+    assert re.search(rf'^kendall_policy_info{{epoch="\d+",{in_force}$', metrics.text, re.MULTILINE)
     assert 'kendall_checked_sojourn_time_seconds{policy="continuous:max' in metrics.text
     assert shown["gateway"]["in_force"]["policy"] == "continuous:max_batch_size=4"
     assert shown["look"]["prediction"]["comparison"] is not None
