@@ -4,8 +4,8 @@ Batches take as long as measured but for what the law has to say
 (queueing.estimation.speed.batch_factors), which has an error: there are several draws of it. The
 steps of a continuous engine have no measured times; there neighbours share the engine, so that how
 long a slot is held depends on all of them: each pass corrects the speed of a moment
-(queueing.latency.speed_path) by the ratio of the measured holding times to the model's. Nothing is
-taken from delays.
+(queueing.latency.speed_path) by a power of the ratio of the measured holding times to the model's.
+Nothing is taken from delays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from kendall.queueing.simulation import fast
 from kendall.queueing.simulation.experiment import run_given
 
 DRAWS = 16  # of the residuals of batches
-PASSES, DRIVEN_PASSES = 8, 2  # over a continuous run, at most
+PASSES, DRIVEN_PASSES = 12, 2  # over a continuous run, at most
+LEAST_STEP = 0.05  # of a correction
 ENOUGH = 0.0005  # relative error of the holding times
 Machine = BatchFactors | SpeedPath  # how fast it was at each moment
 
@@ -118,21 +119,26 @@ def _of_slots(
         return found
     known = np.isfinite(holding.held) & (holding.held > 0)
     at, held = holding.dispatched[known], holding.held[known]
+    # where many share the engine, a slower one holds more at once, which slows it again: the step
+    # is shorter by as much as the one before went too far
+    step, before = 1.0, 0.0
     for _ in range(PASSES if fast.is_compiled(model) else DRIVEN_PASSES):
         again = (found.released - found.dispatched)[0][known]
         total = float(again.sum())
         if not total > 0:
             return found
-        ratio = float(held.sum()) / total
-        if path is None:
-            if abs(ratio - 1) < ENOUGH:
-                return found
-            model = model.but(law=model.engine.law.at_speed(ratio * model.engine.law.speed))
-        else:
-            path = path.corrected(at, held, again)
-        found = _at_pace(model, given, path)
-        if path is not None and abs(ratio - 1) < ENOUGH:
+        off = math.log(float(held.sum()) / total)
+        if abs(off) < ENOUGH:
             return found
+        if before and (answered := (before - off) / (step * before)) > 1:
+            step = max(LEAST_STEP, 1 / answered)
+        before = off
+        if path is None:
+            speed = model.engine.law.speed * math.exp(step * off)
+            model = model.but(law=model.engine.law.at_speed(speed))
+        else:
+            path = path.corrected(at, held, again, step)
+        found = _at_pace(model, given, path)
     return found
 
 

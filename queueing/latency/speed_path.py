@@ -49,16 +49,18 @@ class SpeedPath:
         """The other way."""
         return _along(self.clock, self.at, self.outside, clock)
 
-    def corrected(self, at: Vector, measured: Vector, modelled: Vector) -> SpeedPath:
+    def corrected(
+        self, at: Vector, measured: Vector, modelled: Vector, power: float = 1.0
+    ) -> SpeedPath:
         """With each speed so many times as large as what began then took longer, in sum, than in
-        the model.
+        the model, to this power.
         """
         count = self.speed.size
         place = np.clip(np.searchsorted(self.at, at, "right") - 1, 0, count - 1)
         took, model = (np.bincount(place, each, count) for each in (measured, modelled))
         known = (took > 0) & (model > 0)
         ratio = np.where(known, took / np.where(known, model, 1.0), 1.0)
-        return dataclasses.replace(self, speed=self.speed * ratio)
+        return dataclasses.replace(self, speed=self.speed * ratio**power)
 
     def resampled(self, seconds: float, scale: float, rng: np.random.Generator) -> SpeedPath | None:
         """Pieces of it in random order, from 0 on for so many seconds, each speed `scale` times as

@@ -155,6 +155,16 @@ def test_the_check_the_law_and_the_slots() -> None:
     }
 
 
+@pytest.mark.parametrize("load", [0.85, 0.9])
+def test_an_engine_that_many_share(load: float) -> None:
+    """A slower one holds more at once, which slows it again: the model of the same requests has the
+    measured speed all the same.
+    """
+    scene = Scene(slots=64, load=load, asked=WatchedQueueOptions(max_num_seqs=64))
+    check = scene.watched().as_json()["check"]
+    assert check["ratio"] == pytest.approx(1, abs=CLOSE)
+
+
 def test_the_law_of_served_requests() -> None:
     """With intervals that hold it; equal prompts and equal answers are said to tell less."""
     seen: list[ServedTimes] = []
