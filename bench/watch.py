@@ -1,4 +1,4 @@
-"""Does `kendall watch` tell the delays of a vLLM that nobody changed?
+"""Measures how well `kendall watch` predicts the delays of an unmodified vLLM.
 
 A plain `vllm serve` of the tiny model with `--otlp-traces-endpoint`, for each number of slots; a
 client of its own sends Poisson arrivals with the lengths of a cell, at a load of the capacity that
@@ -79,17 +79,20 @@ def drawn(name: str, rng: np.random.Generator, count: int) -> Ints:
     return np.clip(lengths, 1, LONGEST).astype(np.int64)
 
 
-async def send(url: str, asked: Asked) -> list[float]:
-    """Sojourn times of Poisson arrivals."""
-    rng, loop = (
-        np.random.default_rng(round(1000 * asked.load) + asked.slots),
-        asyncio.get_running_loop(),
-    )
+def workload(asked: Asked) -> tuple[npt.NDArray[np.float64], Ints, Ints, np.random.Generator]:
+    """Instants of Poisson arrivals, output and prompt lengths, and what draws the prompts."""
+    rng = np.random.default_rng(round(1000 * asked.load) + asked.slots)
     most = int(2 * asked.seconds * asked.rate) + 20
     instants = np.cumsum(rng.exponential(1 / asked.rate, most))
     instants = instants[instants < asked.seconds]
     outputs = drawn(asked.lengths, rng, instants.size)
-    prompts = rng.integers(16, 513, instants.size)
+    return instants, outputs, rng.integers(16, 513, instants.size), rng
+
+
+async def send(url: str, asked: Asked) -> list[float]:
+    """Sojourn times of the requests of the workload."""
+    instants, outputs, prompts, rng = workload(asked)
+    loop = asyncio.get_running_loop()
     began = loop.time()
 
     async def one(client: httpx.AsyncClient, i: int) -> float:

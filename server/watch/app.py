@@ -30,13 +30,7 @@ STOPPED = 2  # seconds that open connections have at the end
 def create_app(servers: WatchedServers, report: Callable[[], WatchReport]) -> FastAPI:
     """Nothing can be changed by it."""
     feed = Feed(servers)
-    app = plain_app(lambda _: _showing(feed))
-    add_failures(app)
-
-    @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(exposition(servers.metrics), media_type=kind)
+    app = plain_app(lambda: exposition(servers.metrics), lambda _: _showing(feed))
 
     @app.get("/admin/watch")
     async def watched() -> dict[str, Any]:
@@ -48,9 +42,10 @@ def create_app(servers: WatchedServers, report: Callable[[], WatchReport]) -> Fa
 
 
 def plain_app(
+    exposed: Callable[[], bytes],
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    """With `/health` alone."""
+    """With `/health`, and what is `exposed` to a Prometheus."""
     app = FastAPI(
         title="Kendall watch",
         version=metadata.version("kendall"),
@@ -64,6 +59,12 @@ def plain_app(
     async def health() -> Response:
         return Response()
 
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(exposed(), media_type=kind)
+
+    add_failures(app)
     return app
 
 

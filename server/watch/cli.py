@@ -88,12 +88,11 @@ def _check_read(options: WatchOptions) -> None:
     """Raises SpecError for an option that only another source reads."""
     source, report = options.source, options.report
     defaults = WatchReportOptions()
-    past = {"--since": SourceOptions().since, "--match": ""}
-    given = {"--since": source.since, "--match": source.match}
+    past = SourceOptions()
     if source.prometheus is None:
-        for flag, value in given.items():
-            if value != past[flag]:
-                raise SpecError(f"got {flag} without --prometheus; expected both")
+        for name in ("since", "match"):
+            if getattr(source, name) != getattr(past, name):
+                raise SpecError(f"got --{name} without --prometheus; expected both")
         if source.every is not None and (source.otlp is not None or report.once):
             raise SpecError(
                 "got --every; expected it with --prometheus, or with URLs without --once"

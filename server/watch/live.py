@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json as text_of
 import math
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -22,7 +21,7 @@ from kendall.server.runtime.clock import clock_of
 from kendall.server.watch.lost import LostSpans
 from kendall.server.watch.options import WatchOptions
 from kendall.server.watch.prometheus import headers_of
-from kendall.server.watch.receiver import Listener, SpanReceiver
+from kendall.server.watch.receiver import Listener, SpanReceiver, set_by_signal
 from kendall.server.watch.report import WatchReport, report_of, show
 from kendall.server.watch.servers import WatchedServers
 
@@ -73,10 +72,7 @@ class _Watch:
     async def run(self, *, json: bool) -> None:
         """Until the time is over or a signal comes."""
         self._now = clock_of(asyncio.get_running_loop())
-        began, ended = self._now(), asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
-                asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        began, ended = self._now(), set_by_signal()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
             await self.listener.start()
@@ -120,7 +116,7 @@ class _Watch:
         seconds: float | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take in what comes, and assess it; `tell` is told how long it goes on."""
+        """Receive spans and assess them until the time is over; `tell` shows the time left."""
         due = self._now() + INTERVAL
         until = None if seconds is None else self._now() + seconds
         assessing: asyncio.Task[None] | None = None

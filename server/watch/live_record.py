@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -21,14 +21,19 @@ from fastapi import FastAPI, Response
 from prometheus_client import CollectorRegistry, generate_latest
 
 from kendall.policies.durations import rounded_duration
-from kendall.policies.text import counted
+from kendall.policies.text import SpecError, counted
 from kendall.queueing.commands.terminal import console, say
 from kendall.queueing.errors import CommandError
-from kendall.queueing.estimation.counters.track_record import GrowingRecord, Hour, RecordRow
+from kendall.queueing.estimation.counters.track_record import (
+    GrowingRecord,
+    Hour,
+    RecordRow,
+    TrackRecord,
+)
 from kendall.queueing.json_form import to_json
-from kendall.server.http.api.failures import add_failures
 from kendall.server.watch.app import plain_app, serving
 from kendall.server.watch.options import WatchOptions
+from kendall.server.watch.receiver import set_by_signal
 from kendall.server.watch.record_metrics import RecordMetrics
 from kendall.server.watch.record_page import page
 from kendall.server.watch.record_text import given_law, interval, seconds
@@ -55,6 +60,8 @@ class LiveRecord:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     _began: float = field(default_factory=_now)  # of the row
     _silent: set[str] = field(default_factory=set)
+    # rows are made in one thread, and shown from others
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.metrics = RecordMetrics(self.registry)
@@ -70,7 +77,7 @@ class LiveRecord:
         for target in self.targets:
             try:
                 target.scrape()
-            except CommandError as error:
+            except (CommandError, SpecError) as error:
                 if target.url not in self._silent:
                     log.warning("%s: a gap until it answers", error)
                 self._silent.add(target.url)
@@ -78,10 +85,15 @@ class LiveRecord:
                 if not target.failed:
                     self._silent.discard(target.url)
 
-    def rows(self, now: float) -> Iterator[tuple[str, RecordRow]]:
+    def rows(self) -> list[tuple[str, RecordRow]]:
         """The row of each model that is over now, with the name of the model; none before."""
+        now = _now()
         if now < self._began + self.every:
-            return
+            return []
+        with self._changing:
+            return list(self._rows_until(now))
+
+    def _rows_until(self, now: float) -> Iterator[tuple[str, RecordRow]]:
         edges, self._began = edges_of(self._began, now), now
         for (server, model), samples in by_model(self.targets):
             key = server, model
@@ -100,28 +112,26 @@ class LiveRecord:
 
     def as_json(self) -> dict[str, Any]:
         """One object."""
-        records = [growing.record.as_dict() for growing in self.records.values()]
+        records = [record.as_dict() for record in self._kept()]
         return {"source": list(self.urls), "every": self.every, "records": to_json(records)}
 
     def page(self) -> str:
         """As HTML."""
         return page(
-            [growing.record.last(SHOWN) for growing in self.records.values()],
+            [record.last(SHOWN) for record in self._kept()],
             ", ".join(self.urls),
             self.options.queue.max_num_seqs,
             growing=self.every,
         )
 
+    def _kept(self) -> list[TrackRecord]:
+        with self._changing:
+            return [growing.record for growing in self.records.values()]
+
 
 def create_app(record: LiveRecord) -> FastAPI:
     """Nothing can be changed by it."""
-    app = plain_app()
-    add_failures(app)
-
-    @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
-        kind = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(generate_latest(record.registry), media_type=kind)
+    app = plain_app(lambda: generate_latest(record.registry))
 
     @app.get("/admin/watch")
     async def watched() -> dict[str, Any]:
@@ -140,10 +150,7 @@ def watch_urls(options: WatchOptions, urls: Sequence[str]) -> None:
 
 
 async def _follow(record: LiveRecord) -> None:
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
-            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    ended = set_by_signal()
     async with AsyncExitStack() as stack:
         for target in record.targets:
             stack.callback(target.client.close)
@@ -157,28 +164,20 @@ async def _follow(record: LiveRecord) -> None:
         while not ended.is_set():
             began = time.monotonic()  # noqa: TID251 - the pause between scrapes of other machines
             await asyncio.to_thread(record.scrape)
-            for name, row in await asyncio.to_thread(_rows_now, record):
+            for name, row in await asyncio.to_thread(record.rows):
                 say(console(), _in_words(name, row))
             rest = EVERY - (time.monotonic() - began)  # noqa: TID251 - as above
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), max(0.0, rest))
 
 
-def _rows_now(record: LiveRecord) -> list[tuple[str, RecordRow]]:
-    return list(record.rows(_now()))
-
-
 def _in_words(name: str, row: RecordRow) -> str:
-    seen, told = row.observed, row.forecast
     parts = []
-    for what, observed in (
-        ("queueing delay", seen.queueing_delay),
-        ("sojourn", seen.sojourn_time),
-    ):
-        text = f"{what} {seconds(observed)}"
-        if told is not None:
-            found = told.queueing_delay if what != "sojourn" else told.sojourn_time
+    for what, quantity in (("queueing delay", "queueing_delay"), ("sojourn", "sojourn_time")):
+        text = f"{what} {seconds(getattr(row.observed, quantity))}"
+        if row.forecast is not None:
+            found = getattr(row.forecast, quantity)
             text += f", predicted {seconds(found.value)} ({interval(found)})"
         parts.append(text)
     outside = f"; {row.cause}" if row.cause else ""
-    return f"{name}: {seen.requests:.0f} requests; {'; '.join(parts)}{outside}"
+    return f"{name}: {row.observed.requests:.0f} requests; {'; '.join(parts)}{outside}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import tempfile
 import zlib
@@ -305,6 +306,15 @@ class Listener:
         if self._grpc is not None:
             await self._grpc.stop(STOPPED)
         self._folder.cleanup()
+
+
+def set_by_signal() -> asyncio.Event:
+    """Once the process is asked to end. Its signals stay as they are where they cannot be had."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+            loop.add_signal_handler(number, ended.set)
+    return ended
 
 
 class QuietServer(uvicorn.Server):

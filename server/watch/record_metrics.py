@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from kendall.queueing.estimation.counters.track_record import RecordRow, TrackRecord
 from kendall.queueing.estimation.interval import Estimate
 
+STATS = ("observed", "predicted", "low", "high")
+
 
 class RecordMetrics:
     """Seconds; not a number where nothing was counted or predicted."""
@@ -36,21 +38,14 @@ class RecordMetrics:
 
     def on_row(self, model: str, row: RecordRow, record: TrackRecord) -> None:
         """The last row of a model."""
-        seen, told = row.observed, row.forecast
-        self._set(
-            self._delay, model, seen.queueing_delay, None if told is None else told.queueing_delay
-        )
-        self._set(
-            self._sojourn, model, seen.sojourn_time, None if told is None else told.sojourn_time
-        )
+        seen = row.observed
+        for gauge, quantity in ((self._delay, "queueing_delay"), (self._sojourn, "sojourn_time")):
+            told: Estimate | None = getattr(row.forecast, quantity, None)
+            ends = (math.nan,) * 3 if told is None else (told.value, told.low, told.high)
+            for stat, value in zip(STATS, (getattr(seen, quantity), *ends), strict=True):
+                gauge.labels(model, stat).set(value)
         self._rate.labels(model).set(seen.arrival_rate)
         self._replicas.labels(model).set(seen.replicas)
         inside, judged = record.coverage
         self._rows.labels(model, "judged").set(judged)
         self._rows.labels(model, "inside").set(inside)
-
-    def _set(self, gauge: Gauge, model: str, observed: float, told: Estimate | None) -> None:
-        ends = (math.nan,) * 3 if told is None else (told.value, told.low, told.high)
-        for stat, value in zip(("predicted", "low", "high"), ends, strict=True):
-            gauge.labels(model, stat).set(value)
-        gauge.labels(model, "observed").set(observed)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ from kendall.queueing.measurement.server_signals import (
     VLLM,
     server_of,
 )
+from kendall.server.watch import live_record, scraping
 from kendall.server.watch.live_record import LiveRecord, create_app
 from kendall.server.watch.options import SourceOptions, WatchedQueueOptions, WatchOptions
 from kendall.server.watch.prometheus import Prometheus as Client
@@ -291,22 +293,28 @@ def test_what_has_no_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     assert "connection refused" in err
 
 
-def test_a_record_that_grows() -> None:
+def test_a_record_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of four seconds: what was counted, each as predicted from the one before, as JSON, HTML
-    and metrics.
+    and metrics; what is no exposition is a gap.
     """
-    engine = served(0.5, 120.0, FAST)
-    options = WatchOptions(queue=WatchedQueueOptions(max_num_seqs=SLOTS))
-    with exporting(replaying(engine, 30.0)) as url:
+    engine, clock = served(0.5, 120.0, FAST), SimpleNamespace(now=30.0)
+    for module in (scraping, live_record):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock.now))
+
+    def answer() -> str:
+        if clock.now == 36.5:
+            return "<html>"
+        return exposition(counters(engine, np.array([clock.now])), 0)
+
+    options, rows = WatchOptions(queue=WatchedQueueOptions(max_num_seqs=SLOTS)), []
+    with exporting(answer) as url:
         record = LiveRecord.of(options, [url])
-        record.every, rows = 4.0, []
+        record.every = 4.0
         page = TestClient(create_app(record))
         assert "the first one is not complete yet" in page.get("/").text
-        until = time.monotonic() + 14.0  # noqa: TID251 - another machine's clock
-        while time.monotonic() < until:  # noqa: TID251 - as above
+        for clock.now in np.arange(30.0, 42.5, 0.5):
             record.scrape()
-            rows += record.rows(time.time())  # noqa: TID251 - as above
-            time.sleep(0.5)
+            rows += record.rows()
         for target in record.targets:
             target.client.close()
         shown, found = page.get("/").text, page.get("/admin/watch").json()

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
@@ -58,6 +59,17 @@ METHOD, SHORT = "approximation", 0.02  # delay over sojourn below which it is fa
 LONGEST = 1e9  # seconds of a service, in place of an infinite one
 
 
+class Level(NamedTuple):
+    """Of a stretch: requests/s of one replica, seconds of a service alone in the engine, and the
+    relative standard errors of both.
+    """
+
+    arrival_rate: float
+    rate_error: float
+    service: float
+    length_error: float
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ObservedFleet:
     """Estimates of one stretch of time."""
@@ -93,6 +105,12 @@ class ObservedFleet:
     def length_error(self) -> float:
         """Relative standard error of the mean length."""
         return math.sqrt(self.output_tokens.scv / self.requests)
+
+    @property
+    def level(self) -> Level:
+        """What `Movement` reads of it."""
+        service = self.law.step(1) * self.output_tokens.mean
+        return Level(self.arrival_rate, self.rate_error, service, self.length_error)
 
     def at(self, **changes: object) -> ObservedFleet:
         """The same with other estimates."""
@@ -135,21 +153,22 @@ class Movement:
     services: float = USUAL_SERVICE_DRIFT
 
     @classmethod
-    def of(cls, fleets: Sequence[ObservedFleet]) -> Movement:
+    def of(cls, levels: Iterable[Level]) -> Movement:
         """From successive stretches, beyond chance; what is usual counts as one more of them."""
-        rates = [each.arrival_rate for each in fleets]
-        services = [each.law.step(1) * each.output_tokens.mean for each in fleets]
+        rates, rate_errors, services, length_errors = (
+            np.array([*levels], dtype=float).reshape(-1, len(Level._fields)).T
+        )
         return cls(
-            _moved(rates, [each.rate_error for each in fleets], USUAL_DRIFT),
-            _moved(services, [each.length_error for each in fleets], USUAL_SERVICE_DRIFT),
+            _moved(rates, rate_errors, USUAL_DRIFT),
+            _moved(services, length_errors, USUAL_SERVICE_DRIFT),
         )
 
 
 STILL = Movement(0.0, 0.0)
 
 
-def _moved(values: Sequence[float], errors: Sequence[float], usual: float) -> float:
-    chance = np.array(errors) ** 2
+def _moved(values: Vector, errors: Vector, usual: float) -> float:
+    chance = errors**2
     squares = np.maximum(np.diff(np.log(values)) ** 2 - chance[1:] - chance[:-1], 0.0)
     total = USUAL_STRETCHES * usual**2 + float(squares.sum())
     few = student(squares.size + 2, LEVEL) / normal(LEVEL)  # it is estimated from so many itself
@@ -236,8 +255,7 @@ def _means(fleet: ObservedFleet, queue: Queue, seed: int) -> tuple[tuple[float, 
     approximation is not to be trusted, a delay is very short, or more comes than is served, they
     are simulated.
     """
-    stable = fleet.arrival_rate < queue.largest_stable_rate
-    if fleet.pace is not None and stable:
+    if fleet.pace is not None and fleet.arrival_rate < queue.largest_stable_rate:
         long = fleet.at(requests=float(MOST))
         return _mean_of(_hours(long, queue, STILL, seed=seed)), "simulation"
     try:

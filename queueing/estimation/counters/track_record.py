@@ -19,6 +19,7 @@ import numpy as np
 from kendall.policies.text import counted
 from kendall.queueing.estimation.counters.fleet import (
     FleetPrediction,
+    Level,
     Movement,
     ObservedFleet,
     observed_fleet,
@@ -36,7 +37,7 @@ from kendall.queueing.json_form import to_json
 from kendall.queueing.latency.law import LatencyModel
 
 PARTS = 60  # of an hour, for the step law
-FULL = 0.9  # of the longest part: a shorter one lacks scrapes
+WHOLE = 0.95  # of the longest part: a shorter one lacks scrapes
 TOGETHER = 5  # of them, for the dispersion of the arrivals
 ENOUGH = 10  # requests of a part; else it is longer
 REMEMBERED = 24  # hours whose loads the step law is fitted to
@@ -70,7 +71,7 @@ class Hour:
             side_by_side(part for each in found for part in each[first : first + TOGETHER])
             for first in range(0, len(edges) - 1, TOGETHER)
         ]
-        whole = FULL * max((part.seconds for part in by_part), default=0.0)
+        whole = WHOLE * max((part.seconds for part in by_part), default=0.0)
         return cls(
             start=edges[0],
             end=edges[-1],
@@ -301,7 +302,7 @@ class GrowingRecord:
     _law: StepLaw | None = None
     _rows: deque[RecordRow] = field(default_factory=lambda: deque(maxlen=KEPT))
     _recent: deque[Hour] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    _fleets: deque[ObservedFleet] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _levels: deque[Level] = field(default_factory=lambda: deque(maxlen=KEPT))
     _before: ObservedFleet | None = None
     _observed_slots: int | None = None
 
@@ -316,11 +317,11 @@ class GrowingRecord:
             stretches = [part for each in self._recent for part in each.stretches]
             law = step_law(stretches, slots) or self._law
         own = None if law is None else fleet_of(hour, law.law, slots)
-        row = _row(hour, own, self._before, self._fleets)
+        row = _row(hour, own, self._before, self._levels)
         self._rows.append(row)
         self._law, self._before = law, own
         if own is not None:
-            self._fleets.append(own)
+            self._levels.append(own.level)
         return row
 
     @property
@@ -366,9 +367,9 @@ def _row(
     hour: Hour,
     own: ObservedFleet | None,
     before: ObservedFleet | None,
-    earlier: Iterable[ObservedFleet],
+    earlier: Sequence[Level],
 ) -> RecordRow:
-    forecast, earlier = None, list(earlier)
+    forecast = None
     if before is not None:
         forecast = predicted(before, Movement.of(earlier), seed=len(earlier))
     row = RecordRow(

@@ -39,7 +39,7 @@ def sending(port: int) -> Iterator[None]:
                     try:
                         client.post(url, content=body, headers=headers).raise_for_status()
                     except httpx.ConnectError:
-                        time.sleep(0.1)
+                        ended.wait(0.1)  # until it listens
                     else:
                         break
 
