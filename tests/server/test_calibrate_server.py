@@ -34,6 +34,7 @@ def test_the_law_and_how_many_are_served_at_once(
     assert "imprecise" in capsys.readouterr().out, "what could not be separated"
 
 
+@pytest.mark.left_out
 def test_without_metrics_nobody_knows_of_others(tmp_path: Path) -> None:
     with serving(metrics=False) as server:
         profile = calibrated(server.url, tmp_path)
@@ -53,6 +54,7 @@ def test_requests_of_others_before_the_measurement(
         assert calibrated(server.url, tmp_path, share=True).max_num_seqs == SLOTS
 
 
+@pytest.mark.left_out
 def test_requests_of_others_during_the_measurement(tmp_path: Path) -> None:
     with serving(ended_of_others=1) as server:
         with pytest.raises(CommandError, match=r"\d+ requests of others ended during the measur"):

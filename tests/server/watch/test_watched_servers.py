@@ -155,6 +155,7 @@ def test_the_check_the_law_and_the_slots() -> None:
     }
 
 
+@pytest.mark.left_out
 @pytest.mark.parametrize("load", [0.85, 0.9])
 def test_an_engine_that_many_share(load: float) -> None:
     """A slower one holds more at once, which slows it again: the model of the same requests has the
@@ -198,11 +199,13 @@ def test_one_span_in_twenty_is_lost() -> None:
     assert report.policy == "continuous:max_batch_size=8"
 
 
+@pytest.mark.left_out
 def test_prompts_that_a_cache_holds_in_part() -> None:
     """Which no span tells: the law has what a prompt takes on average."""
     checked(Scene(cached=512, seconds=300.0))
 
 
+@pytest.mark.left_out
 def test_two_servers_whose_clocks_differ_by_two_seconds() -> None:
     report, found = checked(Scene(servers=2, offsets=(0.0, 2.0)))
     assert report.servers == 2
@@ -212,6 +215,7 @@ def test_two_servers_whose_clocks_differ_by_two_seconds() -> None:
     assert found["setting"]["routing"]["rule"] in ("central", "least_requests")
 
 
+@pytest.mark.left_out
 @pytest.mark.parametrize("routing", ["round_robin", "least_requests", "random"])
 def test_servers_with_a_queue_each(routing: str) -> None:
     """The rule of the balancer is named, each server's requests are checked by its own queue, and
@@ -228,12 +232,14 @@ def test_servers_with_a_queue_each(routing: str) -> None:
     assert sojourn["low"] < run.sojourn_time.mean() < sojourn["high"], sojourn
 
 
+@pytest.mark.left_out
 def test_a_clock_that_is_two_seconds_ahead_changes_nothing() -> None:
     """Each instant is of one server's own clock."""
     plain, ahead = (Scene(offsets=(offset, 0.0)).watched().as_json() for offset in (0.0, 2.0))
     assert ahead["check"]["ratio"] == pytest.approx(plain["check"]["ratio"], abs=1e-4)
 
 
+@pytest.mark.left_out
 def test_a_server_that_goes_begins_an_epoch() -> None:
     """What came before it went is not averaged with what follows."""
     report = Scene(servers=2, seconds=200.0, gone=100.0).watched()
@@ -249,6 +255,7 @@ def test_given_law_and_slots_are_kept() -> None:
     assert (found["law"]["from"], found["setting"]["slots_from"]) == ("option", "option")
 
 
+@pytest.mark.left_out
 def test_slots_are_unknown_where_nothing_waits() -> None:
     """Said, not guessed: they are at least as many as were in service."""
     report = Scene(slots=64, load=0.1, seconds=60.0).watched()
