@@ -274,11 +274,52 @@ def test_a_model_that_does_not_fit_is_refused_in_one_line(
 
 
 def test_the_context_that_the_refusal_names_fits(model: Path) -> None:
+    """It is the longest: what is free less vLLM's own, a tenth and the weights, in blocks of 32
+    tokens, each with its part of the largest step; one block is vLLM's own.
+    """
     with pytest.raises(EngineStartError) as caught:
         engine_arguments(str(model), LONG, machine(SCARCE))
     length = int(str(caught.value).partition("--max-model-len ")[2].partition(",")[0])
-    assert 10_000 < length < 1 << 20
+    left = int(SCARCE) - RESERVE - int(int(SCARCE) / 10) - 2 * WEIGHTS
+    assert length == (left // (32 * 2 * (TOKEN + 4 * 64 + 3 * 256)) - 1) * 32
     assert kv_memory(model, machine(SCARCE), {"max_model_len": length}) >= length * TOKEN * 2
+
+
+def test_a_context_of_one_block_is_named_and_of_none_not(model: Path) -> None:
+    """Nine tenths of what is free less the weights and vLLM's own hold that and one more block."""
+    block = 32 * 2 * (TOKEN + 4 * 64 + 3 * 256)
+    for blocks, named in ((2, True), (1.99, False)):
+        free = (RESERVE + 2 * WEIGHTS + blocks * block + 2) / 0.9
+        with pytest.raises(EngineStartError) as caught:
+            engine_arguments(str(model), {"max_model_len": 1 << 21}, machine(free))
+        assert (", --max-model-len 32, or free" in str(caught.value)) is named
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(GIB, "1.0 GiB"), (GIB - 1, "1024 MiB"), (1.25 * GIB, "1.2 GiB")]
+)
+def test_sizes_are_said_in_mebibytes_below_a_gibibyte(
+    model: Path, size: float, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed(model, num_attention_heads=0)
+    with caplog.at_level(logging.INFO):
+        engine_arguments(str(model), {}, machine(size))
+    assert caplog.messages[-1] == f"the engine takes 0 MiB of memory: {words} are free"
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({"head_dim": 5}, 2 * 4 * 2 * 5),
+        ({"hidden_size": 71}, 2 * 4 * 2 * 8),  # heads of whole numbers
+        ({"num_key_value_heads": None}, 2 * 4 * 8 * 8),
+    ],
+)
+def test_keys_and_values_are_those_of_the_heads(
+    model: Path, fields: dict[str, Any], numbers: int
+) -> None:
+    changed(model, **fields)
+    assert kv_memory(model, machine(16 * GIB)) == (64 * 4096 + 32) * numbers * 2
 
 
 @pytest.mark.parametrize(
@@ -341,6 +382,51 @@ def test_memory_chosen_by_vllms_variable_is_left_alone(
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     assert "kv_cache_memory_bytes" not in engine_arguments(str(model), {}, machine(GIB))
+
+
+def test_what_vllm_gets_where_needs_are_not_known_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine_arguments("owner/name", {}, machine(20 * GIB), engines=2)
+    share = int(100 * (10 * 0.9 - 1.25) / 64) / 100 * 64  # GiB
+    assert caplog.messages == [
+        f"the engine takes {share:.1f} GiB of memory: 20.0 GiB are free, for 2 engines"
+    ]
+
+
+def test_a_cpu_engine_computes_whole_prompts_without_compiling_or_caching(model: Path) -> None:
+    got = engine_arguments(str(model), {}, machine(16 * GIB))
+    assert {name: got[name] for name in ("enforce_eager", "enable_prefix_caching")} == {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+    }
+    assert (got["block_size"], got["max_num_seqs"], got["max_num_batched_tokens"]) == (32, 64, 8192)
+    assert got["enable_chunked_prefill"] is False
+    longer = engine_arguments(str(model), {"max_model_len": "9000"}, machine(16 * GIB))
+    assert longer["max_num_batched_tokens"] == 9000
+    unknown = engine_arguments("owner/name", {}, machine(16 * GIB))
+    assert not {"enable_chunked_prefill", "max_num_batched_tokens"} & unknown.keys()
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float16", 2), ("float32", 4), ("float", 4)])
+def test_weights_in_another_format_are_taken_to_be_of_half_precision(
+    model: Path, dtype: str, width: int
+) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(b"\0" * (2 * WEIGHTS + 1))  # an odd number
+    free = (RESERVE + width * (WEIGHTS + STEP) + 4e7) / 0.9
+    got = kv_memory(model, machine(free), {"dtype": dtype})
+    assert got == pytest.approx(4e7, abs=100)
+
+
+def test_weights_that_cannot_be_read_count_as_large_as_their_file(model: Path) -> None:
+    """vLLM says what is wrong with them."""
+    for header in (b"{}}", b'{"w": {"dtype": "F32", "shape": [2]}}', b'{"w": 5}'):
+        file = len(header).to_bytes(8, "little") + header
+        (model / "model.safetensors").write_bytes(file + b"\0" * (2 * WEIGHTS - len(file)))
+        got = kv_memory(model, machine(SCARCE))
+        assert got == pytest.approx(4e7, abs=100), header
 
 
 def test_weights_are_counted_from_what_vllm_loads(model: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kendall.server.engines.http.answers import MOST_LINE, UpstreamAnswer
-from kendall.server.engines.http.exchange import HELD
-from kendall.server.http.proxied.answer import AHEAD
+from kendall.server.engines.http.answers import UpstreamAnswer
 from tests.memory import peak_memory
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
 from tests.server.upstream_stub import USAGE, Asked, Behaviour, Stub, frame, in_turn, play
 
+# bytes
+HELD, AHEAD, MOST_LINE = 4 << 20, 256 << 10, 4 << 20
 MIB = 1 << 20
 PIECE = 1 << 16
 BUFFERED = 2 * MIB  # of two sockets, a parser and a writer, beside AHEAD

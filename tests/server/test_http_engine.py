@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from kendall.server.engines.http.upstream import EVERY, PROBE
 from tests.server.broken import events
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import (
@@ -28,6 +27,9 @@ from tests.server.upstream_stub import (
     streams,
     up,
 )
+
+# seconds
+EVERY, PROBE = 5.0, 5.0
 
 
 @contextlib.asynccontextmanager

@@ -18,17 +18,14 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from kendall.policies import SpecError
 from kendall.server.engines.base import Capabilities, EngineStartError, UnsupportedError
-from kendall.server.engines.http.pool import (
-    AGAIN,
-    ASSUMED_CONTEXT,
-    ASSUMED_SEQUENCES,
-    UNKNOWN_TOKENS,
-)
 from kendall.server.engines.http.prompts import BytesPerToken, PromptCounter, load_tokenizer
 from kendall.server.engines.proxied import ProxiedCall
 from tests.server.passed import Desk, passed
 from tests.server.upstream_stub import Stub, answers, engine_of, sockets, up
 from tests.virtual_time import run_with_sockets
+
+# what is assumed of a server that says nothing; seconds between two looks
+ASSUMED_CONTEXT, ASSUMED_SEQUENCES, UNKNOWN_TOKENS, AGAIN = 131_072, 64, 2**31, 1.0
 
 METRICS = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0

@@ -16,11 +16,13 @@ import pytest
 
 from kendall.server.engines.base import EngineStartError
 from kendall.server.engines.http.engine import HttpEngine
-from kendall.server.engines.http.pool import ASSUMED_CONTEXT, HttpOptions
-from kendall.server.engines.http.upstream import EVERY
+from kendall.server.engines.http.pool import HttpOptions
 from tests.server.passing_gateway import Before, before
 from tests.server.upstream_stub import USAGE, Asked, Stub, answers, frame, in_turn, play, up
 from tests.serving import self_signed
+
+# seconds; tokens
+EVERY, ASSUMED_CONTEXT = 5.0, 131_072
 
 DEEP = b"[" * 100_000
 PROMPT = {"model": "m", "prompt": "hello", "max_tokens": 8}

@@ -9,10 +9,13 @@ import pytest
 
 from kendall.policies import Request
 from kendall.queueing.latency.law import LatencyModel, parse_law
-from kendall.server.supervision.progress import FEW, TOKENS, UNKNOWN, WHOLE, SilenceLimits
+from kendall.server.supervision.progress import SilenceLimits
 from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.passing_gateway import CHAT, before
 from tests.server.upstream_stub import Asked, Stub, answers, frame, hangs, in_turn, play, streams
+
+# answers; multiples of lawful times and of the timeout
+FEW, TOKENS, UNKNOWN, WHOLE = 20, 20, 10, 5
 
 TIMEOUT = 60.0
 LAW = parse_law("k1=0,k2=1,k3=0.01,k4=0.5,kp=0.1")

@@ -15,17 +15,13 @@ import pytest
 from kendall.policies import Request, Running
 from kendall.server.engines.base import EngineRequest, Sampling, Structured
 from kendall.server.engines.vllm.watch import (
-    IDLE_PING_EVERY,
-    PING,
-    PING_EVERY,
-    WORKING,
     EngineWatch,
     Patience,
     how_it_ended,
 )
 from kendall.server.queue.batcher import Batcher
 from kendall.server.queue.continuing import stateful, way_to_continue
-from kendall.server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
+from kendall.server.supervision.progress import Stillness, StuckWatch
 from kendall.server.supervision.restarts import (
     LONGEST_WAIT,
     MOST_OVERDUE,
@@ -33,6 +29,9 @@ from kendall.server.supervision.restarts import (
     RestartBudget,
 )
 from tests.virtual_time import run_virtual
+
+# seconds; multiples
+IDLE_PING_EVERY, PING_EVERY, PING, WORKING, FORM_TIMES = 10.0, 2.0, 1.0, 6.0, 4
 
 SEED = {"seed": 1}
 GREEDY = {"temperature": 0.0}
