@@ -88,6 +88,7 @@ class Scene:
     most_held: int = 0
     context: int = 1000
     heard_bytes: int = 0
+    closed_at: float | None = None  # the connection
 
     def __post_init__(self) -> None:
         self.breaker = SimpleNamespace(lost=False)
@@ -100,7 +101,10 @@ class Scene:
         self.told.append(("post", path, body, headers))
         if isinstance(self.answer, Exception):
             raise self.answer
-        yield self.answer
+        try:
+            yield self.answer
+        finally:
+            self.closed_at = asyncio.get_running_loop().time()
 
     def hear(self) -> None:
         self.heard_bytes += 1
@@ -426,9 +430,10 @@ def test_up_to_4_mib_of_a_stream_are_held(size: int, at_once: bool) -> None:
     ],
 )
 def test_a_stream_of_no_use_goes_back_before_any_of_it_went_on(
-    pieces: list[bytes], reason: str
+    pieces: list[bytes], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = play(*pieces, of=EVENTS, streams=True)
+    assert caplog.messages == [f"server 0 (http://s): an answer is of no use: it {reason}"]
     assert scene.said == [("returned", f"server 0 {reason}", None, "engine_unavailable", "failed")]
     assert scene.told_of == []
 
@@ -569,7 +574,7 @@ def test_one_that_is_not_wanted_any_more_says_nothing_and_one_whose_server_is_go
         scene.exchange.look()
 
     scene = play(5.0, WHOLE, during=cancelled)
-    assert (scene.said, scene.told_of) == ([], [])
+    assert (scene.said, scene.told_of, scene.closed_at) == ([], [], 1.0)
 
     async def gone(scene: Scene) -> None:
         await asyncio.sleep(1.0)
@@ -580,6 +585,7 @@ def test_one_that_is_not_wanted_any_more_says_nothing_and_one_whose_server_is_go
 
     scene = play(5.0, WHOLE, during=gone)
     assert scene.said == [("returned", "it is gone", None, "engine_unavailable", "gone")]
+    assert scene.closed_at == 1.0
 
 
 # silence
@@ -613,7 +619,7 @@ def test_a_call_that_is_silent_for_too_long_is_given_up(
     reason = "server 0 sent no answer for 11 s"
     returned = ("returned", reason, None, "sequence_stalled", "failed")
     assert scene.said == [returned if others else ("lost", reason, "sequence_stalled")]
-    assert scene.last_fault == reason
+    assert (scene.last_fault, scene.closed_at) == (reason, 10.6)
     assert scene.told_of == []
     assert caplog.messages == [f"server 0 (http://s): a call is given up: {reason}"]
 
