@@ -22,7 +22,7 @@ from kendall.server.engines.base import (
     Structured,
 )
 from kendall.server.engines.vllm import forms as vllm_forms
-from kendall.server.engines.vllm.forms import FormCompiler
+from kendall.server.engines.vllm.forms import CompileBudgets, CompiledForms, FormCompiler
 from kendall.server.security.settings import SecuritySettings
 from tests.eventually import eventually
 from tests.server import form_workers
@@ -142,18 +142,16 @@ def test_a_process_that_was_killed_while_idle_is_replaced_and_no_form_is_blamed(
     asyncio.run(main())
 
 
-def test_no_more_than_so_many_forms_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_forms, "MOST_WAITING", 2)
-
+def test_no_more_than_64_forms_of_a_caller_wait() -> None:
     async def main() -> None:
         async with compiler() as forms:
-            texts = ("slow", "a", "c")  # the first one is compiled
+            texts = ["slow", *(f"a{number}" for number in range(64))]  # the first one is compiled
             waiting = [asyncio.create_task(forms.prepare(form(text))) for text in texts]
             await asyncio.sleep(0)
-            with pytest.raises(BusyError):
+            with pytest.raises(BusyError, match=r"^64 structured-output definitions wait"):
                 await forms.prepare(form("b"))
             waiting[0].cancel()
-            assert await asyncio.gather(*waiting[1:]) == ["with a", "with c"]
+            assert await asyncio.gather(*waiting[1:]) == [f"with {text}" for text in texts[1:]]
             assert await forms.prepare(form("b")) == "with b"
 
     asyncio.run(main())
@@ -261,6 +259,60 @@ def test_a_form_that_was_compiled_is_known_and_the_oldest_are_forgotten(
             assert forms.known(form("bad").structured) is None  # type: ignore[arg-type]
 
     asyncio.run(main())
+
+
+def refused(budgets: CompileBudgets, caller: str, now: float) -> float | None:
+    """In how many seconds it may retry."""
+    try:
+        budgets.check(caller, now)
+    except OverBudgetError as error:
+        return error.retry_after
+    return None
+
+
+def test_a_caller_has_20_seconds_at_once_and_gains_one_in_four() -> None:
+    budgets = CompileBudgets()
+    assert refused(budgets, "a", 0.0) is None
+    budgets.spend("a", 19.0, 100.0)
+    assert refused(budgets, "a", 100.0) is None
+    budgets.spend("a", 3.0, 100.0)
+    assert refused(budgets, "a", 100.0) == pytest.approx((1 + 2) / 0.25)
+    with pytest.raises(OverBudgetError, match="definitions took more than 20 s to compile;"):
+        budgets.check("a", 100.0)
+    assert refused(budgets, "b", 100.0) is None, "others have their own"
+    assert refused(budgets, "a", 108.0) == pytest.approx(1 / 0.25), "nothing is left yet"
+    assert refused(budgets, "a", 108.1) is None
+    budgets.spend("a", 20.0, 1e6)
+    assert refused(budgets, "a", 1e6) == pytest.approx(4.0), "it never has more than 20"
+
+
+def test_of_4096_callers_it_is_known_what_they_have_left() -> None:
+    budgets = CompileBudgets()
+    budgets.spend("a", 30.0, 0.0)
+    budgets.spend("b", 30.0, 0.0)
+    budgets.spend("a", 1.0, 0.0)
+    for number in range(4094):
+        budgets.spend(str(number), 1.0, 0.0)
+    assert refused(budgets, "b", 0.0) is not None
+    budgets.spend("one more", 1.0, 0.0)
+    assert refused(budgets, "b", 0.0) is None, "the one that compiled longest ago is forgotten"
+    assert refused(budgets, "a", 0.0) is not None
+
+
+def test_4096_forms_of_16_mib_together_are_kept_those_that_were_asked_for_last() -> None:
+    forms, most = CompiledForms(), 16 << 20
+    for number in range(4096):
+        forms.add(b"%d" % number, 1, number)
+    assert forms.get(b"0") == 0
+    forms.add(b"more", 1, "more")
+    assert (forms.get(b"0"), forms.get(b"1"), forms.get(b"2")) == (0, None, 2)
+    forms = CompiledForms()
+    forms.add(b"a", most // 2, "a")
+    forms.add(b"a", most // 2, "again")
+    forms.add(b"b", most // 2, "b")
+    assert (forms.get(b"a"), forms.get(b"b")) == ("a", "b"), "one that is known is not added"
+    forms.add(b"c", 1, "c")
+    assert (forms.get(b"a"), forms.get(b"b"), forms.get(b"c")) == (None, "b", "c")
 
 
 @pytest.mark.slow

@@ -230,6 +230,16 @@ def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(
     assert told == [("0", 6.0, at) for at in told_at]
 
 
+def test_a_form_has_no_time_where_none_is_given_for_it() -> None:
+    batcher = Moving([running(3)])
+    batcher.sequences = [sequence("0")]
+    batcher.sequences[0].at.first_token = None
+    batcher.sequences[0].engine_request.sampling.structured = "a form"
+    found, said = watch(batcher, 5.0)
+    looks(found, 7)
+    assert len(said) == 1
+
+
 def test_the_gateways_own_request_is_no_reason_to_replace_an_engine() -> None:
     found, said = watch(FakeBatcher([running(3)], proving=True), 5.0)
     looks(found, 30)

@@ -92,7 +92,7 @@ async def takes(seconds: float, *, then: Any = "done", deaf: float = 0.0, late: 
     return then
 
 
-@pytest.mark.slow
+@pytest.mark.left_out
 @pytest.mark.parametrize(
     ("call", "ends_at", "found"),
     [
@@ -828,6 +828,7 @@ def test_starts_out_of_time_double_the_next_limit_from_the_longest_start_that_su
     budget.next_wait(1.0, None, overdue=True)
     budget.next_wait(2.0, None)
     assert budget.start_limit() == 80.0
+    assert RestartBudget(9, math.inf, 0.5).start_limit() == 0.5
 
 
 # limits of a call

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from kendall.server.engines.base import (
 )
 from kendall.server.engines.vllm.engine import VllmEngine
 from kendall.server.engines.vllm.process import GATEWAY_PID
+from tests.virtual_time import run_virtual
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -312,6 +314,22 @@ def test_a_start_that_fails_says_why_in_one_line(vllm: Any, fault: Exception, sa
     asyncio.run(main())
 
 
+def test_another_start_ends_the_engine_before(vllm: Any) -> None:
+    async def test(engine: VllmEngine, deaths: list[str]) -> None:
+        first, vllm.core = vllm.core, FakeCore()
+        await engine.start()
+        assert first.names[-3:] == ["stop listening", "shutdown", "kill"]
+        assert (len(vllm.started), deaths) == (2, [])
+
+    served(test)
+
+
+def test_a_folder_that_is_not_there_is_not_asked_of_vllm(vllm: Any) -> None:
+    with pytest.raises(EngineStartError, match="which is not a directory; expected"):
+        asyncio.run(VllmEngine("./nowhere").start())
+    assert vllm.started == []
+
+
 def test_what_is_in_service_fails_where_the_engine_is_stopped(vllm: Any) -> None:
     async def test(engine: VllmEngine, deaths: list[str]) -> None:
         ((listener, _),) = dispatch(engine, request("a"))
@@ -341,6 +359,47 @@ def test_a_lost_engine_is_told_once_killed_and_fails_what_is_left(vllm: Any) -> 
         assert late.heard == [("engine_unavailable", "the engine is not running")]
 
     served(test)
+
+
+async def real(call: Coroutine[Any, Any, Any]) -> Any:
+    """What needs threads, within virtual time."""
+    task = asyncio.ensure_future(call)
+    while not task.done():
+        time.sleep(0.001)  # noqa: ASYNC251 - theirs is another clock
+        await asyncio.sleep(1e-9)
+    return task.result()
+
+
+@pytest.mark.parametrize(
+    ("sequence", "begun", "lost_at", "silence"),
+    [
+        (None, False, 10.0, "5"),
+        ({"prompt": 100, "made": (1, 2, 3, 4)}, False, 2.0, "7.08"),
+        ({"prompt": 100, "made": (1, 2, 3, 4)}, True, 2.0, "5"),
+    ],
+)
+def test_a_silent_engine_has_five_seconds_and_a_fiftieth_for_each_token_of_its_prompts(
+    vllm: Any, sequence: dict[str, Any] | None, begun: bool, lost_at: float, silence: str
+) -> None:
+    """It is asked every ten seconds, while it serves every two."""
+
+    async def main() -> None:
+        engine, loop = VllmEngine("owner/name"), asyncio.get_running_loop()
+        deaths: list[tuple[float, str]] = []
+        engine.on_death = lambda reason: deaths.append((round(loop.time(), 3), reason))
+        await real(engine.start())
+        vllm.core.answers = False
+        if sequence is not None:
+            dispatch(engine, request("a", **sequence))
+            await settled()
+        if begun:
+            vllm.core.out("a", 1)
+        await asyncio.sleep(30)
+        said = f"the engine process ({os.getpid()}) did not answer within {silence} s"
+        assert deaths == [(lost_at, said)]
+        await real(engine.stop())
+
+    run_virtual(main())
 
 
 # sequences

@@ -82,10 +82,10 @@ class FormCompiler:
         self._limit = limit
         self._work = work or compile_forms
         self._turns = Turns(PROCESSES)
-        self._budgets = _Budgets()
+        self._budgets = CompileBudgets()
         self._idle: list[asyncio.Future[_Worker]] = []  # or starting, for whoever comes next
         self._busy: set[asyncio.Future[_Worker]] = set()
-        self._known = _Known()
+        self._known = CompiledForms()
         self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when
         self._closed = False
 
@@ -188,7 +188,7 @@ class FormCompiler:
         return InvalidSamplingError(message)
 
 
-class _Budgets:
+class CompileBudgets:
     """Seconds of compiling that callers have left."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class _Budgets:
         return min(BURST, left + SHARE * (now - at))
 
 
-class _Known:
+class CompiledForms:
     """Forms that were compiled, those that were asked for last."""
 
     def __init__(self) -> None:
