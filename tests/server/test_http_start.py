@@ -92,6 +92,14 @@ def test_a_server_that_says_nothing_but_its_model(caplog: pytest.LogCaptureFixtu
         ({"/server_info": {"max_running_requests": None}}, {"max_num_seqs": ASSUMED_SEQUENCES}),
         ({"/server_info": {"max_running_requests": 0}}, {"max_num_seqs": ASSUMED_SEQUENCES}),
         ({"/server_info": {"max_num_seqs": True}}, {"max_num_seqs": ASSUMED_SEQUENCES}),
+        ({"/server_info": {"max_num_seqs": -1}}, {"max_num_seqs": ASSUMED_SEQUENCES}),
+        ({"/server_info": {"max_num_seqs": 1}}, {"max_num_seqs": 1}),
+        ({"/server_info": {"max_num_seqs": 2**40}}, {"max_num_seqs": 2**40}),
+        ({"/server_info": {"max_num_seqs": 2**40 + 1}}, {"max_num_seqs": ASSUMED_SEQUENCES}),
+        (
+            {"/metrics": METRICS.replace(b'"16"', b'"0"')},
+            {"kv_cache_tokens": UNKNOWN_TOKENS},
+        ),
     ],
 )
 def test_bounds_are_those_that_the_server_says(
@@ -143,6 +151,9 @@ def test_of_several_servers_the_least_holds(caplog: pytest.LogCaptureFixture) ->
             "--engine-api-key",
         ),
         ((403, None), "got 403 from http://stub-0/v1/models; expected a key"),
+        ((402, None), "got 402 from http://stub-0/v1/models; expected a server"),
+        ((500, None), "got 500 from http://stub-0/v1/models; expected a server"),
+        ((505, None), "got 505 from http://stub-0/v1/models; expected a server"),
     ],
 )
 def test_what_is_no_such_server_is_refused_with_one_line(
@@ -182,12 +193,15 @@ def test_servers_with_different_models_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("route", ["/health", "/v1/models"])
+@pytest.mark.parametrize(
+    ("route", "status"),
+    [("/health", 503), ("/v1/models", 502), ("/v1/models", 503), ("/v1/models", 504)],
+)
 def test_a_server_that_loads_its_model_is_waited_for(
-    route: str, caplog: pytest.LogCaptureFixture
+    route: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(stub: Stub) -> None:
-        well, stub.routes[route] = stub.routes[route], (503, None)
+        well, stub.routes[route] = stub.routes[route], (status, None)
         starting = asyncio.ensure_future(started(stub))
         await asyncio.sleep(40)
         assert not starting.done()
@@ -198,7 +212,9 @@ def test_a_server_that_loads_its_model_is_waited_for(
     with sockets() as (stub,), caplog.at_level(logging.WARNING, "kendall.engine"):
         run_with_sockets(test(stub))
     said = [each.getMessage() for each in caplog.records if "waiting" in each.getMessage()]
-    assert said == [f"waiting for http://stub-0: it answers 503 to {route}"] * 2, "twice in 40 s"
+    assert said == [f"waiting for http://stub-0: it answers {status} to {route}"] * 2, (
+        "twice in 40 s"
+    )
 
 
 def test_one_of_two_is_enough_and_the_other_gets_work_once_it_is_there() -> None:
@@ -313,6 +329,36 @@ def test_what_it_does_not_take_is_estimated(path: str, given: dict[str, Any]) ->
 def test_a_server_that_does_not_answer_in_time_is_not_waited_for() -> None:
     given = {"model": "m", "prompt": "a b"}
     assert counted(COMPLETIONS, b"x" * 40, given, tokenizes=True, frozen=True) == (10, [given])
+
+
+def test_a_count_is_believed_up_to_65536_tokens_more_than_there_are_bytes() -> None:
+    """Of one that counts more, or not in two seconds, nothing is asked for half a minute."""
+
+    async def test(stub: Stub) -> None:
+        text, prompt = fields(model="m", prompt="a b"), b"x" * 40
+        stub.routes["/tokenize"] = (200, {"count": 40 + 65_536})
+        async with up(stub) as engine:
+            await engine.start()
+
+            async def tokens() -> tuple[int, int]:
+                before = len(stub.asked)
+                found = await engine.prompt_tokens(COMPLETIONS, text, prompt)
+                return found, sum(each.method == "POST" for each in stub.asked[before:])
+
+            assert await tokens() == (40 + 65_536, 1)
+            stub.routes["/tokenize"] = (200, {"count": 40 + 65_537})
+            assert [await tokens() for _ in range(2)] == [(10, 1), (10, 0)]
+            await asyncio.sleep(29.9)
+            assert await tokens() == (10, 0)
+            await asyncio.sleep(0.2)
+            stub.frozen = True
+            began = asyncio.get_running_loop().time()
+            assert await tokens() == (10, 1)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+            assert await tokens() == (10, 0)
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))
 
 
 def test_a_tokenizer_counts_where_no_server_does(words: Path) -> None:

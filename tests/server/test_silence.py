@@ -164,6 +164,7 @@ def test_a_call_that_needs_no_engine_is_bounded_too() -> None:
             stub.behave = hangs
             call = await kendall.answer({"prompt": "a"}, "/tokenize")
             assert (call.status, call.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert call.headers["retry-after"] == "1"
             assert kendall.gateway.now() == pytest.approx(30, abs=1)
 
     play(test)

@@ -20,6 +20,12 @@ def test_a_short_reason_is_said_whole() -> None:
     assert start_message(ValueError("no such dtype\nmore")) == ("vLLM did not start: no such dtype")
 
 
+def test_a_line_of_300_characters_is_said_whole() -> None:
+    line = "vLLM did not start: " + "x" * 280
+    assert start_message(ValueError("x" * 280)) == line
+    assert start_message(ValueError("x" * 281)).endswith("... (the rest is in the log above)")
+
+
 def test_a_long_reason_is_cut_and_the_log_has_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     said = start_message(ValueError(LONG))
     assert said.startswith("vLLM did not start: size mismatch for layer 0, ")

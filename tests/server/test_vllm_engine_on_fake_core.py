@@ -31,6 +31,7 @@ from kendall.server.engines.base import (
     TokenLogprob,
 )
 from kendall.server.engines.vllm.engine import VllmEngine
+from kendall.server.engines.vllm.machine import Machine
 from kendall.server.engines.vllm.process import GATEWAY_PID
 from tests.virtual_time import run_virtual
 
@@ -371,20 +372,26 @@ async def real(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sequence", "begun", "lost_at", "silence"),
+    ("sequence", "begun", "lost_at", "silence", "options"),
     [
-        (None, False, 10.0, "5"),
-        ({"prompt": 100, "made": (1, 2, 3, 4)}, False, 2.0, "7.08"),
-        ({"prompt": 100, "made": (1, 2, 3, 4)}, True, 2.0, "5"),
+        (None, False, 10.0, "5", {}),
+        (None, False, 10.0, "3", {"hang_timeout": 3.0}),
+        ({"prompt": 100, "made": (1, 2, 3, 4)}, False, 2.0, "7.08", {}),
+        ({"prompt": 100, "made": (1, 2, 3, 4)}, True, 2.0, "5", {}),
     ],
 )
 def test_a_silent_engine_has_five_seconds_and_a_fiftieth_for_each_token_of_its_prompts(
-    vllm: Any, sequence: dict[str, Any] | None, begun: bool, lost_at: float, silence: str
+    vllm: Any,
+    sequence: dict[str, Any] | None,
+    begun: bool,
+    lost_at: float,
+    silence: str,
+    options: dict[str, float],
 ) -> None:
     """It is asked every ten seconds, while it serves every two."""
 
     async def main() -> None:
-        engine, loop = VllmEngine("owner/name"), asyncio.get_running_loop()
+        engine, loop = VllmEngine("owner/name", **options), asyncio.get_running_loop()  # type: ignore[arg-type]
         deaths: list[tuple[float, str]] = []
         engine.on_death = lambda reason: deaths.append((round(loop.time(), 3), reason))
         await real(engine.start())
@@ -397,9 +404,49 @@ def test_a_silent_engine_has_five_seconds_and_a_fiftieth_for_each_token_of_its_p
         await asyncio.sleep(30)
         said = f"the engine process ({os.getpid()}) did not answer within {silence} s"
         assert deaths == [(lost_at, said)]
+        await real(engine.start())
         await real(engine.stop())
+        asked = len(vllm.core.asked)
+        await asyncio.sleep(30)
+        assert (len(vllm.core.asked), len(deaths)) == (asked, 1), "it is not watched any more"
 
     run_virtual(main())
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("engines", "part"), [({}, 0.26), ({"engines": 2}, 0.12)])
+def test_the_memory_is_that_of_the_machine_of_which_engines_take_equal_parts(
+    vllm: Any, engines: dict[str, int], part: float
+) -> None:
+    """(20 * 0.9 - 1.25) / 64, and half of the 20 GiB."""
+
+    async def test(engine: VllmEngine, deaths: list[str]) -> None:
+        assert vllm.started[0][0]["gpu_memory_utilization"] == part
+
+    served(test, machine=Machine(frozenset(), 20 * GIB, 64 * GIB), **engines)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two processors",
+)
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_the_gateway_leaves_the_engines_processors_to_it_until_the_end(
+    vllm: Any, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of this core is the gateway's own."""
+    here = os.sched_getaffinity(0)
+    one = min(here)
+    if by == "environment":
+        monkeypatch.setenv("KENDALL_ENGINE_CPUS", str(one))
+
+    async def test(engine: VllmEngine, deaths: list[str]) -> None:
+        assert os.sched_getaffinity(0) == here - {one}
+
+    served(test, cpus=None if by == "environment" else str(one))
+    assert os.sched_getaffinity(0) == here
 
 
 # sequences
