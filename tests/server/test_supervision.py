@@ -143,6 +143,7 @@ class Pinged:
         ping: Callable[[float], object],
         used: Callable[[float], float | None],
         every: float = PING_EVERY,
+        silence: float = 5.0,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.lost: list[float] = []
@@ -152,9 +153,12 @@ class Pinged:
             self.pings += 1
             return bool(await ping(limit))  # type: ignore[misc]
 
-        patience = Patience(5.0, every)
+        patience = Patience(silence, every)
 
-        def lost(_reason: str) -> None:
+        def lost(reason: str) -> None:
+            assert reason == (
+                f"the engine process ({os.getpid()}) did not answer within {silence:g} s"
+            )
             self.lost.append(loop.time())
 
         self.watch = EngineWatch(
@@ -172,9 +176,33 @@ def test_a_stopped_engine_is_lost_after_its_patience_and_several_pings() -> None
         pinged = Pinged(silent, lambda _: 3.0)
         await asyncio.sleep(20.0)
         pinged.watch.close()
-        assert len(pinged.lost) == 1
-        assert 5.0 <= pinged.lost[0] <= 2.0 + 5.0 + PING
-        assert pinged.pings >= 4
+        assert (pinged.lost, pinged.pings) == ([2.0 + 5.0], 5)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("silence", "share", "late", "lost_at"),
+    [
+        (2.0, 0.0, 0.0, 2.0 + 4 * 0.5),  # four pings at least
+        (5.0, 0.04, 0.0, 2.0 + 5.0),
+        (5.0, 0.06, 0.0, 2.0 + 6 * 5.0),  # the main thread had a twentieth of its time: it works
+        (4.5, 0.0, 0.4, 2.0 + 4 * 1.4),  # each counts as long as it took
+        (4.5, 0.0, 0.6, None),  # it was held up here
+    ],
+)
+def test_silence_counts_by_pings_and_by_what_the_engine_does_meanwhile(
+    silence: float, share: float, late: float, lost_at: float | None
+) -> None:
+    async def main() -> None:
+        async def ping(limit: float) -> bool:
+            await asyncio.sleep(limit + late)
+            return False
+
+        pinged = Pinged(ping, lambda now: share * now, silence=silence)
+        await asyncio.sleep(100.0)
+        pinged.watch.close()
+        assert pinged.lost == ([] if lost_at is None else [pytest.approx(lost_at)])
 
     run_virtual(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -416,6 +417,49 @@ def test_after_a_stop_nothing_is_started_any_more() -> None:
         assert of.supervisor.state == "lost"
 
     runs(main)
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("fails", 0.0), ("hangs", 20.0)])
+def test_an_engine_that_fails_or_hangs_while_it_stops_holds_up_no_end(
+    how: str, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        of = Supervised()
+        await of.supervisor.start()
+
+        async def stop() -> None:
+            if how == "fails":
+                raise LookupError("no such process")
+            await asyncio.sleep(1e6)
+
+        of.engine.stop = stop  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        await of.supervisor.stop()
+        assert asyncio.get_running_loop().time() - began == seconds
+
+    runs(main)
+    assert caplog.messages == [
+        {
+            "fails": "the engine failed while stopping",
+            "hangs": "the engine did not stop within 20 s; the gateway does not wait for it any "
+            "longer",
+        }[how]
+    ]
+
+
+def test_a_long_start_is_said_to_go_on_after_10_20_and_40_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        of = Supervised(75.0)
+        await of.live(11.0)
+        await asyncio.sleep(200.0)
+        assert of.supervisor.serving
+
+    with caplog.at_level(logging.INFO, "kendall.supervision"):
+        runs(main)
+    said = [text for text in caplog.messages if "so far" in text]
+    assert said == [f"the engine is starting: {seconds} s so far" for seconds in (10, 20, 40)]
 
 
 @pytest.mark.parametrize(
