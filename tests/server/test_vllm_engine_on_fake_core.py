@@ -83,7 +83,7 @@ class FakeCore:
             raise error
 
     async def warm(self) -> None:
-        self.asked.append(("warm",))
+        self.made("warm")
 
     async def ping(self, timeout: float) -> bool:
         self.asked.append(("ping", timeout))
@@ -313,6 +313,21 @@ def test_a_start_that_fails_says_why_in_one_line(vllm: Any, fault: Exception, sa
         await engine.stop()
 
     asyncio.run(main())
+
+
+def test_a_start_that_fails_or_is_cancelled_half_way_ends_what_came_up(vllm: Any) -> None:
+    async def main() -> None:
+        engine = VllmEngine("owner/name", replica=1)
+        vllm.core.fault = lambda: LookupError("no answer")
+        with pytest.raises(EngineStartError, match="vLLM did not start: no answer"):
+            await engine.start()
+        vllm.core.fault = asyncio.CancelledError
+        with pytest.raises(asyncio.CancelledError):
+            await engine.start()
+
+    asyncio.run(main())
+    ended = ["warm", "stop listening", "shutdown", "kill", "collect"]
+    assert vllm.core.names == 2 * ended
 
 
 def test_another_start_ends_the_engine_before(vllm: Any) -> None:
