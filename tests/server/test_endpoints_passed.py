@@ -371,6 +371,8 @@ def test_the_clients_own_limit(endpoint: Any, fields: dict[str, Any], own: int |
         (CHAT, {"prompt": ["a", "b"]}, 1),
         (COMPLETIONS, {"prompt": ["a", "b"], "prompt_embeds": ["x", "y", "z"]}, 5),
         (COMPLETIONS, {"prompt": None, "prompt_embeds": "x"}, 1),
+        (COMPLETIONS, {"prompt": None, "prompt_embeds": ["x", "y"]}, 2),
+        (COMPLETIONS, {"prompt": "a", "prompt_embeds": ["x", "y"]}, 3),
         (COMPLETIONS, {"prompt": "a"}, 1),
         (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, 4),
         (COMPLETIONS, {"prompt": [5, 6, 7]}, 1),
@@ -409,6 +411,9 @@ def test_the_prompt_is_the_bytes_of_its_fields() -> None:
         (None, None, None),
         (2**31, 2.0**31, 2**31),
         ([[1] * 100], None, None),
+        (10**63, 1e63, 10**63),  # 64 bytes
+        (10**64, None, None),
+        (0.5, 0.5, None),
     ],
 )
 def test_values_that_the_gateway_reads(
@@ -430,7 +435,27 @@ def test_whether_events_are_asked_for(value: Any, asked: bool) -> None:
 
 def test_the_model_that_is_asked_for() -> None:
     assert model_of(read(model="m")) == "m"
+    assert model_of(read(model="m" * 1022)) == "m" * 1022, "1,024 bytes with its marks"
+    assert model_of(read(model="m" * 1023)) == ""
     assert model_of(read(model=5)) == model_of(read(model="m" * 2000)) == model_of(read()) == ""
+
+
+def test_a_number_beyond_all_that_can_be_read_is_there_and_none() -> None:
+    """What is asked for is not what a server takes where nothing is."""
+    fields = parse(b'{"n": 1e400, "stream": 1e400, "model": 1e400}')
+    assert (number(fields, "n"), whole(fields, "n"), model_of(fields)) == (None, None, "")
+    assert streams(fields) is False
+
+
+@pytest.mark.parametrize(("digits", "taken"), [(64, True), (65, False)])
+def test_a_number_has_64_bytes_at_most(digits: int, taken: bool) -> None:
+    given = b"1" + b"0" * (digits - 1)
+    body = b'{"n": ' + given + b"}"
+    if taken:
+        assert CHAT.parts(body)[2] == 10 ** (digits - 1)
+    else:
+        with pytest.raises(ApiError, match="expected a whole number, or null"):
+            CHAT.parts(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"5", b"[]", b"null", b"\xff", b"[" * 100_000])

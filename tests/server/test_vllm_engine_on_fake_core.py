@@ -497,6 +497,8 @@ def test_each_is_told_how_many_tokens_it_may_make(vllm: Any) -> None:
             request("begun", 9, made=(1, 2, 3, 4)),
             request("full", 9, prompt=95),
             request("over", 9, prompt=100),
+            request("past", 4, made=(1, 2, 3, 4)),
+            request("both", 20, prompt=90, made=(1, 2, 3, 4)),
             request("forced", 9, forced=5, made=(1, 2)),
             request("forced beyond", 9, forced=50),
         ]
@@ -509,6 +511,8 @@ def test_each_is_told_how_many_tokens_it_may_make(vllm: Any) -> None:
             "begun": 5,
             "full": 5,
             "over": 1,
+            "past": 1,
+            "both": 6,
             "forced": 3,
             "forced beyond": 9,
             "p": 8,
@@ -518,6 +522,8 @@ def test_each_is_told_how_many_tokens_it_may_make(vllm: Any) -> None:
         assert runs_on == {"forced", "forced beyond", "p", "q"}
         assert {name: about["made"] for name, about in limits.items() if about["made"]} == {
             "begun": 4,
+            "past": 4,
+            "both": 4,
             "forced": 2,
             "p": 1,
         }
@@ -636,6 +642,24 @@ def test_eight_failures_in_a_row_are_the_engines_and_one_is_where_vllm_is_dead(v
 
     vllm.core = FakeCore()
     served(dead)
+
+
+def test_a_connection_to_the_engine_that_fails_is_its_death(vllm: Any) -> None:
+    async def test(engine: VllmEngine, deaths: list[str]) -> None:
+        async def abort(ids: Sequence[str]) -> None:
+            raise ConnectionError(*ids)
+
+        vllm.core.abort = abort
+        (_, _), (left, _) = dispatch(engine, request("a"), request("b"))
+        await settled()
+        engine.cancel(["a"])
+        await settled()
+        assert deaths == [
+            "the connection to the engine process failed: ConnectionError('internal a')"
+        ]
+        assert left.heard == [("engine_unavailable", deaths[0])]
+
+    served(test)
 
 
 def test_what_the_engine_aborts_by_itself_is_its_death_and_an_error_is_the_requests(

@@ -235,9 +235,9 @@ def _value(fields: Fields, name: str, longest: int = LONGEST_NUMBER) -> Any:
         return None
     given = bytes(raw)
     try:
-        return msgspec.json.decode(given) if len(given) <= longest else math.nan
+        return msgspec.json.decode(given) if len(given) <= longest else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return math.nan  # there, and beyond what can be read: 1e400
+        return None  # beyond what can be read: 1e400
 
 
 def _prompts(value: msgspec.Raw) -> int:
