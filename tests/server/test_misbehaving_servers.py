@@ -197,3 +197,38 @@ def test_who_leaves_while_an_answer_pauses_is_noticed() -> None:
             assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             for name, value in asked.items():
                 assert taken.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+
+
+def test_the_log_says_in_a_word_what_became_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        other.behave = answers(after=0.1)
+        async with before(one, other) as kendall:
+            one.behave = answers({}, 503, after=0.1)
+            assert (await kendall.answer(PROMPT)).status == 200
+            states = [each["state"] for each in (await kendall.get("/admin/servers"))["servers"]]
+            assert states == ["busy", "serving"]
+            await asyncio.sleep(2)
+            one.behave = answers({}, 500, after=0.1)
+            for _ in range(12):
+                await asyncio.gather(*(kendall.answer(PROMPT) for _ in range(2)))
+                states = [
+                    each["state"] for each in (await kendall.get("/admin/servers"))["servers"]
+                ]
+                if states[0] != "serving":
+                    break
+            assert states == ["put aside", "serving"]
+            one.behave = other.behave
+            await asyncio.sleep(6)
+            one.down()
+            await asyncio.sleep(11)
+
+    with caplog.at_level(logging.WARNING, "kendall.engine"):
+        play(test, stubs=2)
+    said = [text for text in caplog.messages if text.startswith("server 0 (http://stub-0) ")]
+    assert [text.removeprefix("server 0 (http://stub-0) ") for text in said] == [
+        "is busy: it answers 503",
+        "serves: it answers again",
+        "is put aside: its calls fail, and other servers answer them",
+        "serves: it answers again",
+        "is lost: no such file or directory",
+    ]

@@ -310,7 +310,9 @@ def test_the_words_of_a_prompt_follow_the_line_through_the_shortest_and_the_long
     assert words_for(tokens, *learned) == words
 
 
-def test_without_a_count_or_over_token_ids_nothing_is_learned() -> None:
+def test_without_a_count_or_over_token_ids_nothing_is_learned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     form = OwnForm()
     call = form.call("m", own(3, forced_output_tokens=2))
     assert (call.words, call.wanted) == (None, 2)
@@ -319,3 +321,8 @@ def test_without_a_count_or_over_token_ids_nothing_is_learned() -> None:
     worded = form.call("m", own(20), in_words=True)
     form.answered(worded, None, "400: no")
     assert form.call("m", own(30)).words == 30, "in words from now on"
+    form.answered(worded, None, "400: no")
+    assert caplog.messages == [
+        "a server refused a completion over token ids with ignore_eos (400: no): calibration sends "
+        "words, and max_tokens alone"
+    ]

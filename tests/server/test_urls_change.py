@@ -5,6 +5,7 @@ sockets, on virtual time.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -78,6 +79,29 @@ def test_one_that_leaves_with_nothing_in_service_is_gone_at_once_and_may_come_ag
             assert {record.server_id for record in kendall.records} == {0, 1}
 
     play(test, stubs=2)
+
+
+def test_the_log_says_which_servers_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = streams(tokens=5)
+        async with before(one, other, of=(one, other), engine={"at_first": 1}) as kendall:
+            call = kendall.call(PROMPT)
+            await asyncio.sleep(0.5)
+            await change(kendall, {"urls": URLS[:2]})
+            await asyncio.sleep(1)
+            await change(kendall, {"urls": URLS[1:2]})
+            await change(kendall, {"urls": URLS[1:2]})
+            await call.task
+            await asyncio.sleep(1)
+
+    with caplog.at_level(logging.INFO, "kendall.engine"):
+        play(test, stubs=2)
+    assert [text for text in caplog.messages if text.startswith("server ")] == [
+        "server 1 (http://stub-1) is new: it gets work once it answers",
+        "server 1 (http://stub-1) serves: it answers",
+        "server 0 (http://stub-0) is removed: it ends what it has",
+        "server 0 (http://stub-0) was removed",
+    ]
 
 
 def test_one_that_leaves_and_is_asked_again_meanwhile_stays() -> None:

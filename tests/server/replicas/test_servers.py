@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -162,6 +163,29 @@ def test_a_start_that_fails_is_told_and_the_others_serve() -> None:
         assert pool.gateway.batcher.servers == 2
 
     play(test)
+
+
+def test_the_log_says_which_servers_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(pool: Pooled) -> None:
+        for count in (3, 3, 1):
+            await pool.resize(count)
+            await asyncio.sleep(0.1)
+        pool.engines[0].kill()
+        await asyncio.sleep(3.0)
+
+    with caplog.at_level(logging.INFO, "kendall.supervision"):
+        play(test)
+    assert caplog.messages == [
+        "3 replicas are to serve, were 2",
+        "server 2 serves",
+        "1 replicas are to serve, were 3",
+        "server 2 was removed",
+        "server 1 was removed",
+        "server 0 failed: killed",
+        "the engine failed: no server is left: killed",
+        "server 0 was restarted (restart 1)",
+        "the engine was restarted (restart 1)",
+    ]
 
 
 def start_slowly(pool: Pooled) -> None:
