@@ -10,10 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kendall.policies import Request
 from kendall.server.engines import vllm as package
@@ -30,11 +32,17 @@ from kendall.server.engines.base import (
     Token,
     TokenLogprob,
 )
+from kendall.server.engines.vllm import forms
 from kendall.server.engines.vllm.engine import VllmEngine
 from kendall.server.engines.vllm.machine import Machine
-from kendall.server.engines.vllm.process import GATEWAY_PID
+from kendall.server.engines.vllm.options import on_cpu
+from kendall.server.engines.vllm.process import ERROR_FILE, GATEWAY_PID
+from tests.eventually import eventually
+from tests.server import form_workers
+from tests.server.processes import alive
 from tests.virtual_time import run_virtual
 
+LIMIT = 5.0 if on_cpu() else 30.0  # seconds of silence; elsewhere kernels are compiled
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -252,7 +260,7 @@ def test_a_start_asks_for_the_model_and_warms_it_up(vllm: Any) -> None:
     async def test(engine: VllmEngine, deaths: list[str]) -> None:
         ((arguments, replica),) = vllm.started
         assert (arguments["model"], arguments["seed"], replica) == ("owner/name", 0, 2)
-        assert arguments["max_num_seqs"] == 5
+        assert (arguments["max_num_seqs"], "enforce_eager" in arguments) == (5, on_cpu())
         assert vllm.core.names == ["warm"], "another replica says whether chats can be rendered"
         assert engine.process_id == os.getpid()
         assert engine.client() == "vLLM's own client"
@@ -313,6 +321,16 @@ def test_a_start_that_fails_says_why_in_one_line(vllm: Any, fault: Exception, sa
         await engine.stop()
 
     asyncio.run(main())
+
+
+def test_what_an_engine_said_that_did_not_start_before_is_forgotten(
+    vllm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "error").write_text("an older fault")
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
+    vllm.fault = RuntimeError("Engine core initialization failed")
+    with pytest.raises(EngineStartError, match="vLLM did not start: Engine core initialization"):
+        asyncio.run(VllmEngine("owner/name").start())
 
 
 def test_a_start_that_fails_or_is_cancelled_half_way_ends_what_came_up(vllm: Any) -> None:
@@ -389,18 +407,18 @@ async def real(call: Coroutine[Any, Any, Any]) -> Any:
 @pytest.mark.parametrize(
     ("sequence", "begun", "lost_at", "silence", "options"),
     [
-        (None, False, 10.0, "5", {}),
-        (None, False, 10.0, "3", {"hang_timeout": 3.0}),
-        ({"prompt": 100, "made": (1, 2, 3, 4)}, False, 2.0, "7.08", {}),
-        ({"prompt": 100, "made": (1, 2, 3, 4)}, True, 2.0, "5", {}),
+        (None, False, 10.0, LIMIT, {}),
+        (None, False, 10.0, 3.0, {"hang_timeout": 3.0}),
+        ({"prompt": 100, "made": (1, 2, 3, 4)}, False, 2.0, LIMIT + 104 / 50, {}),
+        ({"prompt": 100, "made": (1, 2, 3, 4)}, True, 2.0, LIMIT, {}),
     ],
 )
-def test_a_silent_engine_has_five_seconds_and_a_fiftieth_for_each_token_of_its_prompts(
+def test_a_silent_engine_has_its_limit_and_a_fiftieth_for_each_token_of_its_prompts(
     vllm: Any,
     sequence: dict[str, Any] | None,
     begun: bool,
     lost_at: float,
-    silence: str,
+    silence: float,
     options: dict[str, float],
 ) -> None:
     """It is asked every ten seconds, while it serves every two."""
@@ -417,7 +435,7 @@ def test_a_silent_engine_has_five_seconds_and_a_fiftieth_for_each_token_of_its_p
         if begun:
             vllm.core.out("a", 1)
         await asyncio.sleep(30)
-        said = f"the engine process ({os.getpid()}) did not answer within {silence} s"
+        said = f"the engine process ({os.getpid()}) did not answer within {silence:g} s"
         assert deaths == [(lost_at, said)]
         await real(engine.start())
         await real(engine.stop())
@@ -779,3 +797,34 @@ def test_sampling_is_checked_by_vllm_which_names_the_field(vllm: Any) -> None:
         assert caught.value.param is None
 
     served(test)
+
+
+@pytest.mark.left_out
+def test_a_form_is_compiled_elsewhere_once_and_checked_without_it_from_then_on(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forms, "compile_forms", form_workers.work)
+
+    async def test(engine: VllmEngine, deaths: list[str]) -> None:
+        asked = Sampling(max_tokens=1, structured=Structured("regex", "a"), bad_words=("x",))
+        for time_before in (True, False):
+            found = await engine.check_sampling(asked)
+            assert found.structured is not None
+            assert found.structured.prepared == "configuration a"
+            assert replace(found, structured=asked.structured) == asked
+            checks = [each for each in vllm.core.asked if each[0] == "check"]
+            others = replace(asked, structured=None)
+            assert checks == ([] if time_before else [("check", others)])
+        with pytest.raises(InvalidSamplingError, match="got a bad form"):
+            await engine.check_sampling(
+                Sampling(max_tokens=1, structured=Structured("regex", "bad"))
+            )
+        of = await engine.check_sampling(
+            Sampling(max_tokens=1, structured=Structured("regex", "pid"))
+        )
+        assert of.structured is not None
+        pids.append(of.structured.prepared)
+
+    pids: list[int] = []
+    served(test)
+    assert asyncio.run(eventually(lambda: not alive(pids[0]))), "it ends with the engine"
