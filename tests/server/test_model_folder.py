@@ -17,6 +17,7 @@ from kendall.policies.text import SpecError
 from kendall.server.engines import hugging_face
 from kendall.server.engines.base import EngineStartError
 from kendall.server.engines.checkouts import write_weights
+from kendall.server.engines.folder import config_of, safetensors_header, weight_files
 from kendall.server.engines.vllm.engine import VllmEngine
 
 LLAMA = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(30)]
@@ -163,3 +164,44 @@ def test_an_engine_that_is_started_elsewhere_looks_at_the_folder_itself(folder: 
             await VllmEngine(str(folder)).start()
 
     asyncio.run(main())  # a thread looks at it
+
+
+def header_of(path: Path, header: object, data: int) -> dict[str, Any]:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * data)
+    return safetensors_header(path)
+
+
+def test_a_header_says_where_each_tensor_is_within_the_file(tmp_path: Path) -> None:
+    path, tensor = (
+        tmp_path / "w.safetensors",
+        {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]},
+    )
+    assert header_of(path, {"w": tensor, "__metadata__": {"format": "pt"}}, 4) == {"w": tensor}
+    assert header_of(path, {"w": tensor}, 5) == {"w": tensor}
+    assert header_of(path, {}, 0) == {}
+    odd: dict[str, Any] = {"a": {"data_offsets": [9]}, "b": {"data_offsets": "x"}, "c": 5, "d": {}}
+    assert header_of(path, odd, 0) == odd, "vLLM says what is wrong with it"
+    for header in ({"w": tensor}, [tensor], 5):
+        with pytest.raises(ValueError, match="is no whole safetensors file"):
+            header_of(path, header, 3)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"cannot be read as safetensors \(.*No such file"):
+        safetensors_header(path)
+
+
+def test_of_weights_in_several_formats_one_is_read(tmp_path: Path) -> None:
+    names = ["pytorch_model.bin", "other.safetensors", "model-2.safetensors", "model-1.safetensors"]
+    expected = [["pytorch_model.bin"], ["other.safetensors"], ["model-2.safetensors"]]
+    assert weight_files(tmp_path) == []
+    for name, found in zip(names, [*expected, sorted(names[2:])], strict=True):
+        (tmp_path / name).touch()
+        assert [path.name for path in weight_files(tmp_path)] == found
+
+
+def test_the_text_model_of_a_configuration_is_read_in_place(tmp_path: Path) -> None:
+    assert config_of(tmp_path) == {}
+    configure(tmp_path, hidden_size=1, text_config={"hidden_size": 2})
+    assert config_of(tmp_path)["hidden_size"] == 2
+    configure(tmp_path, hidden_size=1, text_config=None)
+    assert config_of(tmp_path)["hidden_size"] == 1

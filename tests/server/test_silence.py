@@ -58,6 +58,21 @@ def test_the_bound_is_that_of_what_is_known(of: dict[str, Any], seconds: float) 
     assert limit(**of) >= TIMEOUT
 
 
+def test_the_slowest_of_the_last_hundred_answers_counts() -> None:
+    limits = SilenceLimits(TIMEOUT, lambda: None)
+    request = Request(id="a", arrived_at=0.0, prompt_tokens=10, max_output_tokens=100)
+
+    def seconds() -> float:
+        return limits.seconds(request, 1, limited=True, streams=False, flows=False)
+
+    limits.learn(7.0, 0)  # an answer without a token took as long as one
+    for _ in range(99):
+        limits.learn(1.0, 10)
+    assert seconds() == WHOLE * 7.0 * 100
+    limits.learn(1.0, 10)
+    assert seconds() == TIMEOUT, "a tenth of a second a token is less than that"
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_call_that_its_one_server_swallows_fails_at_the_bound(streamed: bool) -> None:
     """The server answers its probes all the time; its slot is free afterwards."""
