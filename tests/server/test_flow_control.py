@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kendall.server.engines.http.answers import UpstreamAnswer
+from kendall.server.http.proxied.answer import ProxiedPart
 from tests.memory import peak_memory
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
@@ -95,6 +97,37 @@ def test_what_a_client_does_not_read_stays_with_the_server(streamed: bool) -> No
             assert [record.outcome for record in kendall.records] == ["completed"]
 
     play(test)
+
+
+def test_no_more_than_256_kib_of_a_stream_are_read_ahead_of_its_client() -> None:
+    """Of a whole answer all is taken: it was held already."""
+    woken: list[str] = []
+    call: Any = SimpleNamespace(
+        chunks=[],
+        ahead=0,
+        streamed=True,
+        sleeping=None,
+        error=None,
+        wake=lambda: woken.append("woken"),
+        taken=lambda: "until it is taken",
+        failure=lambda code, message: f"{code}: {message}",
+    )
+    part = ProxiedPart(call)
+    assert part.on_bytes(b"a" * (AHEAD - 1)) is None
+    assert woken == []
+    call.sleeping = "a future"
+    assert part.on_bytes(b"b") is None
+    assert part.on_bytes(b"c") == "until it is taken"  # type: ignore[comparison-overlap]
+    assert (woken, call.ahead, len(call.chunks)) == (["woken"] * 2, AHEAD + 1, 3)
+    part.on_head([("a", "b")], streamed=False)
+    assert (call.head, call.streamed, len(woken)) == ([("a", "b")], False, 3)
+    assert part.on_bytes(b"d") is None
+    assert (call.ahead, len(woken)) == (AHEAD + 2, 3)
+    part.on_failed("failed", "engine_error", "first")
+    part.on_failed("failed", "engine_error", "second")
+    assert (call.error, part.done, len(woken)) == ("engine_error: first", False, 5)
+    part.on_release()
+    assert (part.done, len(woken)) == (True, 6)
 
 
 def test_a_client_that_leaves_while_its_server_waits_frees_both() -> None:

@@ -13,7 +13,7 @@ from kendall.server.http.proxied.call import passed_headers
 from kendall.server.runtime.passed_headers import text_of, written
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
-from tests.server.upstream_stub import Asked, Stub, answers, play, streams
+from tests.server.upstream_stub import Asked, Stub, answers, frame, play, streams
 
 PROMPT = {"model": "m", "prompt": "hello"}
 ODD = {"x-latin": b"\xe9\xe8", "x-utf": "\u20ac \U0001f327".encode(), "x-both": b"\xc3\xa9\xff"}
@@ -189,6 +189,26 @@ async def named(kendall: Before, path: str) -> list[str]:
     await call.task
     assert call.headers["x-request-id"] == "mine"
     return found
+
+
+@pytest.mark.parametrize(("theirs", "sent"), [({}, "no"), ({"x_accel_buffering": "yes"}, "yes")])
+def test_a_stream_is_not_buffered_unless_its_server_wants_it(
+    theirs: dict[str, str], sent: str
+) -> None:
+    async def behave(asked: Asked) -> None:
+        asked.begin(**theirs)
+        asked.piece(frame("a", "stop"))
+        asked.end()
+
+    async def test(stub: Stub) -> None:
+        stub.behave = behave
+        async with before(stub) as kendall:
+            call = await kendall.answer(PROMPT | {"stream": True})
+            assert call.headers["x-accel-buffering"] == sent
+            stub.behave = answers()
+            assert "x-accel-buffering" not in (await kendall.answer(PROMPT)).headers
+
+    play(test)
 
 
 def test_a_stream_has_the_same_headers() -> None:
