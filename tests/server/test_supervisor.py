@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Coroutine
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from kendall.options import option_of
+from kendall.policies import SpecError
 from kendall.server.engines.base import EngineStartError, InvalidPromptError
 from kendall.server.runtime.errors import ApiError
 from kendall.server.supervision.settings import SupervisionSettings
@@ -494,5 +497,43 @@ def test_those_that_wait_for_a_restart_are_told_at_once_that_there_is_none(
             await asyncio.wait_for(waiting, within)
         assert (caught.value.status, caught.value.code) == (503, code)
         assert of.supervisor.statistics()["parked"] == 0
+
+    runs(main)
+
+
+RULES = {
+    field.name: described.rules
+    for field in dataclasses.fields(SupervisionSettings)
+    if (described := option_of(field)) is not None
+}
+
+
+def test_no_restart_and_no_call_that_waits_for_one_may_be_allowed() -> None:
+    async def main() -> None:
+        of = Supervised(max_restarts=RULES["max_restarts"]["min"])
+        await of.supervisor.start()
+        of.supervisor.lost("gone")
+        assert of.supervisor.state == "lost"
+        of = Supervised(9.0, max_parked=RULES["max_parked"]["min"])
+        await of.supervisor.start()
+        of.supervisor.lost("gone")
+        with pytest.raises(ApiError, match="too many requests wait for it"):
+            await of.supervisor.across_restarts(lambda: pytest.fail("it restarts"))
+
+    runs(main)
+
+
+@pytest.mark.parametrize("name", ["start_timeout", "restart_timeout", "restart_window"])
+def test_a_limit_of_a_start_is_a_second_at_least(name: str) -> None:
+    async def main() -> None:
+        parse = RULES[name]["parser"]
+        with pytest.raises(SpecError):
+            parse("0.9s")
+        of = Supervised(1.5, **{name: parse("1s")})
+        await of.supervisor.start()
+        of.supervisor.lost("gone")
+        await asyncio.sleep(1.2)
+        failed = of.supervisor.last_loss == "not done within 1 s"
+        assert failed is (name == "restart_timeout")
 
     runs(main)
