@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -10,10 +11,19 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kendall.queueing.errors import CommandError
-from kendall.server.engines.checkouts import FILES, is_whole, make_folder
+from kendall.server.engines.checkouts import (
+    FILES,
+    JSON_FILES,
+    is_whole,
+    make_folder,
+    models_home,
+    write_json,
+    write_weights,
+)
 
 PATIENCE = 30.0  # seconds
 
@@ -134,3 +144,52 @@ def test_a_second_maker_makes_it_where_the_first_one_fails(tmp_path: Path) -> No
     assert len(failures) == 1
     assert is_whole(folder)
     assert os.listdir(tmp_path) == ["some-1"]
+
+
+def test_a_folder_is_for_every_user_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder = make_folder(tmp_path / "some-1", "some", write)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_that_cannot_be_made_says_where_and_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError) as caught:
+        make_folder(tmp_path / "file" / "some-1", "some", never)
+    assert str(caught.value) == (
+        f"got {tmp_path}/file for the model `some`; expected a folder that can be written to "
+        f"({caught.value.__context__.strerror}): set XDG_CACHE_HOME to another one"  # type: ignore[union-attr]
+    )
+
+
+def test_weights_are_written_in_the_safetensors_format(tmp_path: Path) -> None:
+    """The header's length, a JSON header to a multiple of 8 bytes, the data in its order."""
+    shapes = {"a": (2, 3), "b": (), "long name": (1,)}
+    tensors = [np.arange(6, dtype=np.uint16).reshape(2, 3), np.uint16([7])[0], np.uint16([258])]
+    write_weights(tmp_path, shapes, tensors)  # type: ignore[arg-type]
+    data = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert length % 8 == 0
+    assert json.loads(data[8 : 8 + length]) == {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]},
+        "b": {"dtype": "BF16", "shape": [], "data_offsets": [12, 14]},
+        "long name": {"dtype": "BF16", "shape": [1], "data_offsets": [14, 16]},
+    }
+    assert data[8 + length :] == bytes([0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 7, 0, 2, 1])
+
+
+def test_json_files_are_readable_by_people(tmp_path: Path) -> None:
+    write_json(tmp_path, {name: {"name": name} for name in JSON_FILES})
+    for name in JSON_FILES:
+        assert (tmp_path / name).read_text() == f'{{\n "name": "{name}"\n}}\n'
+
+
+@pytest.mark.parametrize("cache", ["/own", ""])
+def test_models_are_in_the_cache_of_the_user(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("HOME", "/home/some")
+    assert models_home("m") == Path(cache or "/home/some/.cache") / "kendall" / "models"
