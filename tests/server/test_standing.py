@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kendall.server.engines.http.standing import (
@@ -52,6 +52,7 @@ def weighed(*outcomes: bool) -> tuple[float, float]:
     return good, bad
 
 
+@settings(max_examples=40)
 @given(st.lists(st.booleans(), max_size=120))
 def test_shares_and_bounds_are_those_of_the_weighed_calls(outcomes: list[bool]) -> None:
     standing, (good, bad) = after(*outcomes), weighed(*outcomes)
