@@ -219,28 +219,25 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
         for base in ("", "/openai")
     }
 
-    @app.post(
+    app.post(
         "/v1/completions",
+        name="completions",
         responses=answers(CompletionAnswer, *ANSWERING, streams=True),
         openapi_extra=body(CompletionRequest, CALL_HEADERS),
-    )
-    async def completions(request: Request) -> Response:
-        return await answer(gateway, request.scope, request.receive, CompletionRequest)
-
+    )(_never)
     for model in (ResponsesRequest, MessagesRequest):
         app.add_api_route(model.endpoint.path, _never, methods=["POST"], **described(model))
 
-    @app.post(
+    app.post(
         "/v1/chat/completions",
+        name="chat_completions",
         responses=answers(ChatAnswer, *ANSWERING, streams=True),
         openapi_extra=body(ChatRequest, CALL_HEADERS),
-    )
-    async def chat_completions(request: Request) -> Response:
-        return await answer(gateway, request.scope, request.receive, ChatRequest)
+    )(_never)
 
 
-async def _never() -> None:
-    """Stands in for routes that are called without FastAPI, which needs to know their methods."""
+# stands in for routes that are called without FastAPI, which needs to know their methods
+async def _never() -> None: ...
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from kendall.server.engines.base import Token, TokenLogprob
-from kendall.server.http.api.checked_call import MOST_ANSWER_VALUES
+from kendall.policies import Request
+from kendall.server.engines.base import EngineRequest, Token, TokenLogprob
+from kendall.server.http.api.checked_call import MOST_ANSWER_VALUES, check_answer_size
 from kendall.server.http.bodies import FREE_BYTES, BodyBudget
 from kendall.server.http.formats import ChatFormat, CompletionFormat, encode
 from kendall.server.runtime.errors import ApiError
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
+from tests.server.harness import engine_request_of
 from tests.virtual_time import run_virtual
 
 MIB = 1 << 20
@@ -80,6 +82,46 @@ def test_as_many_values_as_an_answer_may_have_are_served_and_no_more(
             assert (await call(app, "POST", "/v1/completions", asked)).status == status
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("asked", "context", "says"),
+    [
+        ([(2**20, None, 1, None)], 100, "1 sequence of {0} tokens with 0 log probabilities each"),
+        (  # and three values for each token of the prompt
+            [(100_000, 4, 8096, 3)] * 2,
+            100,
+            "2 sequences of {0} tokens with 4 log probabilities each",
+        ),
+        ([(131_072, 20, 1, 0)], 131_072, "1 sequence of {0} tokens with 20 log probabilities each"),
+    ],
+)
+def test_the_values_of_an_answer_are_its_tokens_and_their_log_probabilities(
+    asked: list[tuple[int, int | None, int, int | None]], context: int, says: str
+) -> None:
+    """The bound: 2^20, or 21 for each token of the context, which is served whole in any case."""
+
+    def made(more: int) -> list[EngineRequest]:
+        return [
+            engine_request_of(
+                Request(id="r", arrived_at=0.0, prompt_tokens=prompt, max_output_tokens=limit),
+                None,
+                max_tokens=limit + (0 if place else more),
+                logprobs=top,
+                prompt_logprobs=of_prompt,
+            )
+            for place, (limit, top, prompt, of_prompt) in enumerate(asked)
+        ]
+
+    check_answer_size(made(0), context)
+    most = max(1_048_576, 21 * context)
+    with pytest.raises(ApiError) as refused:
+        check_answer_size(made(1), context)
+    values = most + 1 + (asked[0][1] or 0)
+    assert refused.value.message == (
+        f"got {says.format(asked[0][0] + 1)}, {values} values; expected at most {most} in one "
+        "answer: lower n, max_tokens or logprobs"
+    )
 
 
 def tokens(count: int) -> list[Token]:
@@ -187,5 +229,10 @@ def test_what_a_call_holds_beyond_its_first_bytes_is_given_back_once() -> None:
         assert budget.held == 0
         with pytest.raises(ApiError, match="fill this gateway's memory"):
             budget.take((128 << 20) + 1)
+        budget.take(128 << 20)
+        assert (budget.held, FREE_BYTES) == (128 << 20, 262_144)
+        larger = BodyBudget((128 << 20) + 5)
+        larger.take((128 << 20) + 5)
+        assert larger.held == (128 << 20) + 5
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from kendall.queueing.choosing.advice.advise import TARGETS
 from kendall.queueing.choosing.gain.criterion import BESIDE, FIELDS
 from kendall.queueing.choosing.objective import OBJECTIVES
-from kendall.server.engines.base import Structured
+from kendall.server.engines.base import Sampling, Structured
 from kendall.server.engines.emulated import UNIFORM
 from kendall.server.http.api import openapi
 from kendall.server.http.api.checked_call import READ, RETRY_HEADER
@@ -28,6 +28,7 @@ from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+TEXT = {"type": "text", "text": "x"}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 def body(endpoint: str, **fields: Any) -> dict[str, Any]:
-    return chat(**fields) if endpoint == "chat" else completion(max_tokens=4, **fields)
+    return chat(**fields) if endpoint == "chat" else completion(**{"max_tokens": 4} | fields)
 
 
 def on_gateway(main: Callable[..., Coroutine[Any, Any, None]], **settings: Any) -> None:
@@ -258,6 +259,130 @@ def test_what_cannot_be_is_refused_before_it_queues(
         ]
         assert sum(totals) == gateway.batcher.unanswered == 0
 
+    on_gateway(main)
+
+
+# field, and the last value that is taken with the first that is not
+BOUNDS: list[tuple[str, str, Any, Any]] = [
+    ("completions", "n", 1, 0),
+    ("completions", "n", 128, 129),
+    ("completions", "stop", ["x"] * 16, ["x"] * 17),
+    ("completions", "stop", "x" * 1024, "x" * 1025),
+    ("chat", "stop", ["x" * 512, "y" * 512], ["x" * 512, "y" * 513]),
+    ("completions", "stop_token_ids", [0], [-1]),
+    ("completions", "stop_token_ids", [2**31 - 1], [2**31]),
+    ("completions", "stop_token_ids", [5] * 1024, [5] * 1025),
+    ("completions", "min_tokens", 0, -1),
+    ("completions", "min_tokens", 4, 5),
+    ("completions", "seed", -(2**63), -(2**63) - 1),
+    ("completions", "seed", 2**63 - 1, 2**63),
+    ("completions", "temperature", 0, -0.001),
+    ("completions", "temperature", 2, 2.001),
+    ("completions", "top_p", 0.001, 0),
+    ("completions", "top_p", 1, 1.001),
+    ("completions", "top_k", -1, -2),
+    ("completions", "top_k", 2**31 - 1, 2**31),
+    ("completions", "min_p", 0, -0.001),
+    ("completions", "min_p", 1, 1.001),
+    *(
+        ("chat", name, bound, 1.001 * bound)
+        for name in ("presence_penalty", "frequency_penalty")
+        for bound in (-2, 2)
+    ),
+    ("completions", "repetition_penalty", 0.001, 0),
+    ("completions", "repetition_penalty", 100, 100.1),
+    ("completions", "logit_bias", {"0": -100}, {"0": -100.1}),
+    ("completions", "logit_bias", {str(2**31 - 1): 100}, {str(2**31 - 1): 100.1}),
+    *(
+        ("completions", "logit_bias", *({str(n): 1 for n in range(size)} for size in pair))
+        for pair in [(4096, 4097)]
+    ),
+    ("completions", "allowed_token_ids", [0], []),
+    ("completions", "bad_words", ["x"], [""]),
+    ("completions", "bad_words", ["x"] * 128, ["x"] * 129),
+    ("completions", "bad_words", ["x" * 4096], ["x" * 4095, "yy"]),
+    ("completions", "guided_choice", ["x"], []),
+    ("completions", "guided_choice", ["x"] * 1024, ["x"] * 1025),
+    ("completions", "guided_choice", ["x"], [""]),
+    ("completions", "truncate_prompt_tokens", -1, -2),
+    ("completions", "truncate_prompt_tokens", 2**31 - 1, 2**31),
+    ("completions", "priority", -(2**63), -(2**63) - 1),
+    ("completions", "priority", 2**63 - 1, 2**63),
+    *(
+        ("chat", name, 0.5, 0)
+        for name in (
+            *("patience", "request_timeout", "first_token_timeout"),
+            "predicted_output_tokens",
+        )
+    ),
+    ("completions", "cache_salt", "s" * 1024, "s" * 1025),
+    ("completions", "request_id", "i" * 128, "i" * 129),
+    ("completions", "kendall_forced_output_tokens", 1, 0),
+    ("completions", "max_tokens", 1, -1),
+    ("completions", "max_tokens", 2**31 - 1, 2**31),
+    ("chat", "max_tokens", 1, 0),
+    ("chat", "max_completion_tokens", 1, 0),
+    ("completions", "logprobs", 0, -1),
+    ("completions", "logprobs", 20, 21),
+    ("chat", "messages", [{"role": "user"}] * 4096, [{"role": "user"}] * 4097),
+    *(
+        ("chat", "messages", *([{"role": "user", "content": [TEXT] * size}] for size in pair))
+        for pair in [(1024, 1025)]
+    ),
+]
+
+
+def test_the_last_value_of_a_field_is_taken_and_the_next_is_not() -> None:
+    """Taken: it gets past the check of the fields, whatever the engine says of it."""
+
+    async def main(app: Any, _: Any) -> None:
+        async def code(endpoint: str, **fields: Any) -> str | None:
+            asked = await post(app, endpoint, **fields)
+            return None if asked.status == 200 else asked.json()["error"]["code"]
+
+        for endpoint, name, taken, refused in BOUNDS:
+            assert await code(endpoint, **{name: taken}) != "invalid_request", (name, taken)
+            assert await code(endpoint, **{name: refused}) == "invalid_request", (name, refused)
+        for top, expected in ((-1, "invalid_request"), (0, None), (20, None)):
+            assert await code("chat", logprobs=True, top_logprobs=top) == expected
+        assert await code("chat", logprobs=True, top_logprobs=21) == "invalid_request"
+        for name in ("min_tokens", "max_tokens"):  # neither is a context that there is
+            beyond = {"min_tokens": 2**31 - 1, "max_tokens": 2**31 - 1}
+            assert await code("completions", **beyond) == "context_length_exceeded"
+            assert await code("completions", **beyond | {name: 2**31}) == "invalid_request"
+
+    on_gateway(main)
+
+
+def test_what_a_client_leaves_out_has_openais_and_vllms_defaults() -> None:
+    nothing: dict[str, Any] = {"stream_options": None, "prompt": "x", "model": "tiny"}
+    sampled = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop"}
+    given = {"n": 1, "stream": False, "min_tokens": 0, "priority": 0, "skip_special_tokens": True}
+    off = {"include_stop_str_in_output", "ignore_eos", "return_token_ids"}
+    zero = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+    async def main(app: Any, gateway: Any) -> None:
+        engine, given_to_it = gateway.engine, list[Any]()
+        dispatch = engine.dispatch
+        engine.dispatch = lambda server, requests, **how: (
+            given_to_it.extend(requests) or dispatch(server, requests, **how)
+        )
+        assert (await call(app, "POST", PATHS["completions"], nothing)).status == 200
+        assert [each.sampling for each in given_to_it] == [Sampling(max_tokens=16)]
+
+    made = CompletionRequest.model_validate(nothing)
+    expected = given | zero | dict.fromkeys(off, False) | dict.fromkeys(sampled)
+    assert {name: getattr(made, name) for name in expected} == expected
+    others = type(made).model_fields.keys() - expected.keys() - nothing.keys()
+    assert {getattr(made, name) for name in others} == {None}
+    nulls = dict.fromkeys(["n", "stream", "priority", "return_token_ids", *zero])
+    assert CompletionRequest.model_validate(nothing | nulls) == made
+    usage = CompletionRequest.model_validate(nothing | {"stream": True, "stream_options": {}})
+    assert usage.stream_options is not None
+    assert set(usage.stream_options.model_dump().values()) == {False}
+    talk = ChatRequest.model_validate({"model": "tiny", "messages": [{"role": "user"}]})
+    assert (talk.add_generation_prompt, talk.continue_final_message) == (True, False)
+    assert (talk.client_limit, talk.wanted_logprobs, talk.logprobs) == (None, None, False)
     on_gateway(main)
 
 
@@ -846,6 +971,49 @@ def test_the_document_says_what_the_two_hot_routes_take_and_all_references_lead_
             set(TARGETS),
         )
         assert '"422"' not in text
+
+    on_gateway(main)
+
+
+def test_the_document_has_the_bounds_of_the_fields() -> None:
+    """Those of `BOUNDS`, where a number is bounded; texts and lists of tokens as JSON has them."""
+    ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
+    prompts = [{"type": "array", "items": each, "minItems": 1} for each in ({"type": "string"},)]
+
+    async def main(app: Any, _: Any) -> None:
+        document = (await call(app, "GET", "/openapi.json")).json()["components"]["schemas"]
+        fields = document["CompletionRequest"]["properties"]
+        bound = {"n": ("integer", 1, 128)} | dict.fromkeys(
+            ("presence_penalty", "frequency_penalty"), ("number", -2, 2)
+        )
+        for name, (kind, low, high) in bound.items():
+            number, null = fields[name]["anyOf"]
+            assert (number["type"], number["minimum"], number["maximum"]) == (kind, low, high)
+            assert null == {"type": "null"}
+        limit, _ = fields["max_tokens"]["anyOf"]
+        assert limit == {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+        bias, _ = fields["logit_bias"]["anyOf"]
+        assert bias == {
+            "type": "object",
+            "maxProperties": 4096,
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+        one = ids | {"minItems": 1}
+        many = [*prompts, {"type": "array", "items": one, "minItems": 1}]
+        assert fields["prompt"]["anyOf"] == [{"type": "string"}, one, *many]
+        text, parts, _ = document["ChatMessage"]["properties"]["content"]["anyOf"]
+        assert (text, parts["maxItems"], parts["items"]) == (
+            {"type": "string"},
+            1024,
+            {
+                "type": "object",
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                "required": ["type", "text"],
+                "additionalProperties": False,
+            },
+        )
+        assert "include_obfuscation" not in document["StreamOptions"]["properties"]
 
     on_gateway(main)
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from kendall.server.http import bodies
 from kendall.server.http.bodies import (
     AT_ONCE,
-    MOST_CONTAINERS,
     MOST_VALUES,
     count_containers,
     count_values,
@@ -48,7 +47,7 @@ def structure(value: Any) -> int:
     if not isinstance(value, list | dict):
         return 0
     return (
-        bodies.CONTAINER
+        4  # each list and object
         + max(0, len(value) - 1)
         + sum(map(structure, value.values() if isinstance(value, dict) else value))
     )
@@ -87,9 +86,15 @@ def test_brackets_in_texts_count_for_nothing() -> None:
 def test_counting_ends_at_the_bound() -> None:
     body = b"[" + b"1," * 8_000_000
     assert MOST_VALUES < count_values(body, MOST_VALUES) <= MOST_VALUES + bodies.PIECE
+    nested = b"[" * 8_000_000
+    assert count_containers(nested, 1000) == bodies.PIECE == 65_536
+    assert count_containers(nested[: 2 * bodies.PIECE], bodies.PIECE) == 2 * bodies.PIECE, (
+        "a bound that is met is not passed"
+    )
+    assert count_values(body[: 2 * bodies.PIECE], 4 + 32_767) == 4 + 65_535
 
 
-@pytest.mark.parametrize(("size", "on_the_loop"), [(AT_ONCE, True), (AT_ONCE + 1, False)])
+@pytest.mark.parametrize(("size", "on_the_loop"), [(262_144, True), (262_145, False)])
 def test_a_large_body_is_parsed_in_a_thread(size: int, on_the_loop: bool) -> None:
     async def main() -> None:
         thread = await parsed(b" " * size, lambda _: threading.get_ident())
@@ -101,9 +106,9 @@ def test_a_large_body_is_parsed_in_a_thread(size: int, on_the_loop: bool) -> Non
 @pytest.mark.parametrize(
     ("body", "context", "most"),
     [
-        (NUMBERS, None, f"{MOST_VALUES} JSON values .*"),
-        (NUMBERS, 500_000, "1000000 JSON values .*"),
-        (BOMB, None, f"{MOST_CONTAINERS} lists and objects"),
+        (NUMBERS, None, r"262144 JSON values \(a list or an object counts for 4\)"),
+        (NUMBERS, 500_000, r"1000000 JSON values \(a list or an object counts for 4\)"),
+        (BOMB, None, "32768 lists and objects"),
         (BOMB, 1000, "8096 lists and objects"),
         (b"[" * 8097, 1000, "8096 lists and objects"),
     ],
@@ -117,6 +122,29 @@ def test_a_body_of_too_many_values_reaches_no_parser(
         with pytest.raises(ApiError, match=f"more than {most}; expected fewer") as refused:
             await parsed(body, lambda _: pytest.fail("it was parsed"), context)
         assert (refused.value.status, refused.value.code) == (413, "too_many_values")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("taken", "one_more", "context"),
+    [
+        (b"[" * 4096, b"[", 0),
+        (b"[" * 8096, b"[", 1000),
+        (b"[" * 32_768, b"[", None),
+        (b"[" * 32_768, b"[", 10**6),
+        (b"[" + b"1," * (2**18 - 4), b",", None),
+        (b"[" + b"1," * (2**18 - 4), b",", 2**17),
+        (b"[" + b"1," * 599_996, b",", 300_000),
+    ],
+)
+def test_as_many_values_as_a_body_may_have_are_parsed(
+    taken: bytes, one_more: bytes, context: int | None
+) -> None:
+    async def main() -> None:
+        assert await parsed(taken, len, context) == len(taken)
+        with pytest.raises(ApiError, match="got a body of more than"):
+            await parsed(taken + one_more, len, context)
 
     asyncio.run(main())
 

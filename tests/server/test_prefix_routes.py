@@ -21,8 +21,8 @@ from kendall.policies import Request, parse_policy
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.record import Record
 from kendall.server.engines.prefix_cache import BLOCK
-from kendall.server.engines.proxied import ProxiedCall
-from kendall.server.queue.prefixes import BLOCK_BYTES, BLOCKS, PrefixMatches, prefix_keys
+from kendall.server.engines.proxied import PROMPT_START, ProxiedCall
+from kendall.server.queue.prefixes import BLOCK_BYTES, PrefixMatches, prefix_keys
 from kendall.server.queue.sequence import SequenceState
 from tests.server.asgi import call, running
 from tests.server.harness import driven_by_both, engine_request_of, ones, replay
@@ -124,9 +124,22 @@ def test_memory_is_bounded_however_many_prompts_come() -> None:
     assert (sys.getsizeof(matches._served) + entries) / 2048 <= 16e6 / 65_536
 
 
+def test_unless_it_is_told_otherwise_it_keeps_65536_blocks() -> None:
+    asked: dict[str, SequenceState] = {}
+    matches = PrefixMatches(asked)
+    blocks = np.arange(256 * BLOCK) + 1
+    first = blocks.tolist()
+    for number in range(256):  # of 256 blocks each
+        serve(matches, 0, (blocks + 10**6 * number).tolist())
+    asked["first"] = cast("SequenceState", Asked(first))
+    assert (list(matches), len(matches), matches["first"]) == (["first"], 1, {0: 256})
+    serve(matches, 1, [5] * BLOCK)
+    assert matches["first"] == {0: 255}
+
+
 def test_only_so_much_of_a_prompt_is_looked_at() -> None:
     request = Request(id="r", arrived_at=0, prompt_tokens=10**5, max_output_tokens=1)
-    assert len(prefix_keys(engine_request_of(request, 1, ones))) == BLOCKS
+    assert len(prefix_keys(engine_request_of(request, 1, ones))) == 256
 
 
 def test_of_a_passed_call_the_bytes_of_its_prompt_count() -> None:
@@ -138,6 +151,8 @@ def test_of_a_passed_call_the_bytes_of_its_prompt_count() -> None:
 
     one, other = of(b"s" * (2 * BLOCK_BYTES) + b"one"), of(b"s" * (2 * BLOCK_BYTES) + b"other")
     assert one == other
+    assert len(one) == 2
+    assert len(of(b"s" * PROMPT_START)) == 256
     assert len(one) == 2
     assert of(b"t" + b"s" * (2 * BLOCK_BYTES))[0] != one[0]
 

@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 
 from kendall.server.http import bounds as protocol
-from kendall.server.http.bounds import (
-    ANSWERED_BYTES,
-    CHUNK_FRAMING,
-    MAX_HEAD_BYTES,
-    MAX_HEADERS,
-    LimitedProtocol,
-    fault_of_head,
-)
+from kendall.server.http.bounds import LimitedProtocol, fault_of_head
+
+# as documented
+MAX_HEAD_BYTES, MAX_HEADERS, CHUNK_FRAMING, ANSWERED_BYTES = 65_536, 256, 16, 1_048_576
 
 
 class Transport:

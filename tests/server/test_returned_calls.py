@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kendall.server.queue.proxied import ELSEWHERE, UNDECIDED
 from tests.server.passed import Desk, Scripted
 from tests.virtual_time import run_virtual
+
+ELSEWHERE, UNDECIDED = 30.0, 3  # seconds; calls without an answer
 
 
 def dispatched(desk: Desk) -> list[tuple[int, list[str]]]:

@@ -458,7 +458,7 @@ async def requests_of(
     prompts = await prompts_of(gateway.tokenizer, bounds, call)
     own, most = call.client_limit, gateway.limits.max_output_tokens
     requests: list[EngineRequest] = []
-    # one object for all sequences of one limit: its lists may be long
+    # one object for all sequences: its lists may be long, and several prompts have one limit
     shared: Sampling | None = None
     for prompt in prompts:
         room = room_of(gateway, bounds, len(prompt))
@@ -475,8 +475,6 @@ async def requests_of(
         limit = asked if most is None or most > asked else most
         if shared is None:
             shared = sampling_of(call, limit, bounds.sampling)
-        elif limit != shared.max_tokens:
-            shared = replace(shared, max_tokens=limit)
         requests += arrival.choices(
             call, prompt, shared, n=call.n, first=len(requests), asked=asked, patience=patience
         )

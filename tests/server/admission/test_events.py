@@ -5,7 +5,9 @@ have left.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from kendall.server.admission.settings import OverloadSettings
 from kendall.server.admission.waits import EVERY
 from kendall.server.http.queue_stream import KEEP_ALIVE
 from tests.server.asgi import Call, call, completion, running
+from tests.server.harness import Collector
 from tests.virtual_time import run_virtual
 
 PATH = "/v1/completions"
@@ -152,5 +155,117 @@ def test_a_waiting_stream_whose_client_leaves_is_gone_from_queue_and_listeners()
             assert not places._listeners
             assert places._timer is None
             await first.task
+
+    run_virtual(main())
+
+
+class Walked:
+    """Places that a test tells of."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[str, Any] = {}
+
+    def listen(self, request_id: str, listener: Any) -> None:
+        self.listeners[request_id] = listener
+
+    def forget(self, request_id: str) -> None:
+        del self.listeners[request_id]
+
+
+def test_a_stream_is_told_what_is_known_of_its_wait_and_the_last_of_several_places() -> None:
+    """Of its last sequence; whole microseconds, and no wait where none can be foreseen."""
+
+    async def main() -> None:
+        async with running("single", overload=OverloadSettings(queue_events=True)) as (
+            app,
+            gateway,
+        ):
+            walked = gateway.overload.places = Walked()  # type: ignore[assignment]
+            first = Call(app, "POST", PATH, completion(max_tokens=2000))
+            await asyncio.sleep(0.001)
+            waiting = Call(app, "POST", PATH, completion(stream=True, n=2))
+            await asyncio.sleep(0.1)
+            ((name, tell),) = walked.listeners.items()
+            assert name.endswith("-1")
+            assert told(waiting) == [{"queue_position": 1}]  # two behind the first one
+            for place, wait in ((4, None), (3, math.inf), (2, 1.2345678), (0, 0.0)):
+                tell(place, wait)
+                await asyncio.sleep(0.001)
+            tell(7, 1.0)
+            tell(6, 0.5)
+            await asyncio.sleep(0.001)
+            assert told(waiting)[1:] == [
+                {"queue_position": 4},
+                {"queue_position": 3},
+                {"queue_position": 2, "predicted_wait_ms": 1234.568},
+                {"queue_position": 0, "predicted_wait_ms": 0.0},
+                {"queue_position": 6, "predicted_wait_ms": 500.0},
+            ]
+            assert waiting.body.endswith(b'"predicted_wait_ms":500.0}\n\n')
+            await waiting.task
+            assert walked.listeners == {}
+            assert set(told(waiting)[-1]) == {"queueing_delay_ms"}
+            await first.task
+
+    run_virtual(main())
+
+
+def test_a_stream_that_does_not_wait_has_its_delay_in_its_headers() -> None:
+    async def main() -> None:
+        overload = OverloadSettings(queue_events=True, sse_keep_alive_interval=10.0)
+        async with running(overload=overload) as (app, _):
+            asked = await call(app, "POST", PATH, completion(stream=True))
+            assert asked.headers["x-kendall-queueing-delay-ms"] == "0.0"
+            assert told(asked) == []
+            assert asked.events()[-1] == "[DONE]"
+
+    run_virtual(main())
+
+
+def test_a_keep_alive_comes_after_each_interval_of_silence() -> None:
+    """In a wait of 1.85 s, whose headers leave with the first of them."""
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            for interval, count in ((0.0, 0), (0.5, 3), (1.0, 1), (2.0, 0)):
+                overload = OverloadSettings(sse_keep_alive_interval=interval)
+                gateway.reload(dataclasses.replace(gateway.settings, overload=overload))
+                first = Call(app, "POST", PATH, completion(max_tokens=2000))
+                await asyncio.sleep(0)
+                waiting = Call(app, "POST", PATH, completion(stream=True))
+                await asyncio.sleep(0.999 * interval if count else 1.8)
+                assert waiting.status is None
+                await waiting.task
+                await first.task
+                assert waiting.body.count(b": keep-alive\n\n") == count
+                assert ("x-kendall-queueing-delay-ms" in waiting.headers) == (count == 0)
+                named = ("content-type", "cache-control", "x-accel-buffering")
+                assert [waiting.headers[name] for name in named] == [
+                    "text/event-stream; charset=utf-8",
+                    *("no-cache", "no"),
+                ]
+
+    run_virtual(main())
+
+
+class Broken(Call):
+    """Its transport fails with the first message."""
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+
+def test_an_answer_that_cannot_be_written_has_failed() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            gateway.batcher.observers.add(collector := Collector())
+            for stream in (True, False):
+                broken = Broken(app, "POST", PATH, completion(stream=stream, n=2))
+                with pytest.raises(ZeroDivisionError):
+                    await broken.task
+            message = "internal error of the gateway; its log has the details"
+            found = [(record.outcome, record.error) for record in collector.records]
+            assert found == [("failed", message)] * 4
+            assert gateway.batcher.failures == {"internal_error": 4}
 
     run_virtual(main())

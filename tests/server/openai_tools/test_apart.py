@@ -5,6 +5,7 @@ rendered in a thread: the event loop serves others meanwhile.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import threading
 import time
@@ -16,17 +17,22 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from kendall.server.http.api.newer_endpoints import check_tools
+from kendall.server.http.openai_tools.engine_requests import apart_of
 from kendall.server.openai_tools import apart
 from kendall.server.openai_tools.apart import HERE, Apart, Rest
-from kendall.server.openai_tools.endpoints import ApiEndpoint
+from kendall.server.openai_tools.endpoints import CHAT, COMPLETIONS, ApiEndpoint
+from kendall.server.openai_tools.serving_objects import ServingObjects
 from kendall.server.runtime.errors import ApiError
 from kendall.server.runtime.turns import Turns
+from kendall.server.settings import Settings
 from tests.memory import peak_memory
 from tests.server.asgi import OPERATOR, Call, call
-from tests.server.openai_tools.fake import TOOL, FakeServing, fronted
+from tests.server.openai_tools.fake import TOOL, FakeServing, ServedEngine, fronted
 
 MESSAGE = {"role": "user", "content": "hi"}
 LARGE = [MESSAGE] * 100
+SETTINGS = Settings(model="tiny", served_model_name="tiny")
 
 
 def posts(app: FastAPI) -> list[str]:
@@ -148,6 +154,7 @@ def test_a_small_call_is_rendered_where_it_is() -> None:
 def test_a_call_that_takes_too_long_to_render_is_refused_and_keeps_its_place_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert apart.LONGEST == 10.0
     monkeypatch.setattr(apart, "LONGEST", 0.2)
 
     async def main() -> None:
@@ -258,11 +265,80 @@ def test_too_many_large_calls_of_one_caller_are_refused_and_other_callers_have_t
         await asyncio.gather(*leaving, return_exceptions=True)
         assert turns.waiting == 0
         await asyncio.wait_for(work("many"), 1)
-        full = [asyncio.create_task(work("many")) for _ in range(apart.MOST_WAITING + 1)]
+        full = [asyncio.create_task(work("many")) for _ in range(64)]  # one has its turn
         await asyncio.sleep(0)
-        rest = Rest(asyncio.sleep(0))
+        assert turns.waiting_of("many") == 63
+        last = asyncio.create_task(Apart(turns, "many").run(Rest(asyncio.sleep(0)), copy_context()))
+        await asyncio.sleep(0)
+        refused = asyncio.sleep(0)
         with pytest.raises(ApiError, match="too many large calls"):
-            await Apart(turns, "many").run(rest, copy_context())
-        await asyncio.gather(*full)
+            await Apart(turns, "many").run(Rest(refused), copy_context())
+        assert inspect.getcoroutinestate(refused) == inspect.CORO_CLOSED
+        await asyncio.gather(*full, last)
+        assert (turns.waiting, last.exception()) == (0, None)
 
     asyncio.run(main())
+
+
+def test_a_call_that_leaves_while_it_waits_for_a_thread_is_not_begun() -> None:
+    async def main() -> None:
+        turns = Turns(1)
+        await turns.take("other")
+        work = asyncio.sleep(0)
+        running = asyncio.create_task(Apart(turns, "one").run(Rest(work), copy_context()))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+        assert turns.waiting == 0
+
+    asyncio.run(main())
+
+
+def test_two_large_calls_of_two_callers_are_rendered_at_once() -> None:
+    async def main() -> None:
+        turns = ServingObjects(ServedEngine(), SETTINGS).large_calls
+        others = [asyncio.create_task(turns.take(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        assert (turns.waiting_of("a"), turns.waiting_of("b"), turns.waiting_of("c")) == (0, 0, 1)
+        others[2].cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "small"),
+    [
+        (b"{" * 64 + b" " * (16_384 - 64), True),
+        (b" " * 16_385, False),
+        (b"{" * 65, False),
+        (b"[" * 100, True),
+    ],
+)
+def test_a_call_is_large_by_its_bytes_or_its_objects(body: bytes, *, small: bool) -> None:
+    objects = ServingObjects(ServedEngine(), SETTINGS)
+    assert (apart_of(objects, CHAT, body, "key") is None) is small
+    assert apart_of(objects, COMPLETIONS, body, "key") is None, "vLLM has threads for those"
+
+
+@pytest.mark.parametrize(
+    ("tools", "got"),
+    [
+        ([{}] * 1024, None),
+        ([{}] * 1025, "1025 tools"),
+        ([{"d": "x" * (1_048_576 - 10)}], None),
+        ([{"d": "x" * (1_048_576 - 9)}], "tools of 1048577 bytes"),
+    ],
+)
+def test_tools_are_bounded_by_number_and_size(tools: list[Any], got: str | None) -> None:
+    if got is None:
+        check_tools(tools)
+        return
+    with pytest.raises(ApiError) as refused:
+        check_tools(tools)
+    assert refused.value.message == (
+        f"got {got}; expected at most 1024 tools of 1048576 bytes together: leave out those that "
+        "this call does not need"
+    )

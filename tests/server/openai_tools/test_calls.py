@@ -15,11 +15,12 @@ import pytest
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.settings import OverloadSettings
 from kendall.server.gateway import Gateway
+from kendall.server.openai_tools.call import CURRENT
 from kendall.server.openai_tools.sampling import KINDS, OPTIONS
 from kendall.server.security.routes import access_of
 from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
 from tests.server.mortal import words
-from tests.server.openai_tools.fake import TOOL, ServedEngine, fronted
+from tests.server.openai_tools.fake import TOOL, FakeServing, Params, ServedEngine, fronted
 from tests.virtual_time import run_virtual
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -502,6 +503,92 @@ def test_an_image_reaches_the_engine_as_it_was_rendered_and_text_as_its_ids() ->
             {"reasoning_ended": False},
             {"reasoning_parser_kwargs": {"a": 1}},
         ]
+
+    run_virtual(main())
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+SENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"tools": [], "tool_choice": "auto", "echo": True}, {"echo": True}),
+    ({"tools": None, "tool_choice": "none", "echo": True}, {"echo": True}),
+    ({"tools": [], "tool_choice": "required"}, {"tool_choice": "required"}),
+    ({"tools": [], "tool_choice": FUNCTION}, {"tool_choice": FUNCTION}),
+    ({"tool_choice": "auto"}, {"tools": [TOOL], "tool_choice": "auto"}),
+    (
+        {"guided_regex": "a+", "priority": 3},
+        {"tools": [TOOL], "structured_outputs": {"regex": "a+"}},
+    ),
+    (
+        {"guided_choice": ["a"], "tools": None, "tool_choice": "required", "seed": None},
+        {"tool_choice": "required", "structured_outputs": {"choice": ["a"]}},
+    ),
+    (
+        {"response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "response_format": {"type": "json_object"}},
+    ),
+]
+
+
+def test_vllm_gets_what_the_client_sent_without_what_says_nothing_and_what_is_kendalls() -> None:
+    async def main() -> None:
+        async with fronted() as (app, _, serving, records):
+            for fields, sent in SENT:
+                assert (await call(app, "POST", CHAT, chat(**fields))).status == 200
+                name = records.pop().request_id.removeprefix("chatcmpl-").removesuffix("-0")
+                plain = {"model": "tiny", "messages": USER, "max_tokens": 8, "request_id": name}
+                assert serving.bodies.pop() == plain | sent
+
+    run_virtual(main())
+
+
+def test_ids_of_the_newer_endpoints_are_written_as_theirs() -> None:
+    async def main() -> None:
+        async with fronted() as (app, _, serving, records):
+            for path, body in ((RESPONSES, responses()), (MESSAGES, messages())):
+                assert (await call(app, "POST", path, body)).status == 200
+            named = [body["request_id"] for body in serving.bodies]
+            assert [name[:5] for name in named] == ["resp_", "msg_" + named[1][4]]
+            ids = [record.request_id.replace("-", "_", 1) for record in records]
+            assert ids == [f"{name}-0" for name in named]
+
+    run_virtual(main())
+
+
+def test_a_limit_is_the_least_of_vllms_the_contexts_and_the_gateways() -> None:
+    class Limiting(FakeServing):
+        async def create(self, endpoint: Any, request: Any) -> bytes:
+            prompt = {"type": "token", "prompt_token_ids": [7] * 4}
+            params: Any = Params(ignore_eos=True)
+            params.max_tokens = limits.pop()
+            asked = CURRENT.get().ask(prompt, params, "id", {})
+            return json.dumps([each async for each in self._read([asked])]).encode()
+
+    limits = [2, 3, 4, 2044, 2045, None]
+
+    async def main() -> None:
+        engine = ServedEngine()
+        serving = Limiting()
+        async with fronted(engine=engine, serving=serving, max_output_tokens=3) as (app, _, _, _):
+            for _ in range(len(limits)):
+                assert (await call(app, "POST", CHAT, chat())).status == 200
+        given = [dispatch.requests[0] for dispatch in engine.given]
+        in_force = [3, 3, 3, 3, 3, 2]
+        assert [each.request.max_output_tokens for each in given] == in_force
+        assert [each.sampling.max_tokens for each in given] == in_force
+        assert [each.asked_output_tokens for each in given] == [2044, 2044, 2044, 4, 3, 2]
+
+    run_virtual(main())
+
+
+def test_a_call_for_which_vllm_asks_nothing_is_a_fault_of_ours() -> None:
+    async def main() -> None:
+        async with fronted(unknown_fields="ignore") as (app, gateway, _, records):
+            asked = await call(app, "POST", CHAT, chat(prompts=0))
+            assert asked.status == 500, asked.body
+            assert asked.json()["error"]["code"] == "internal_error"
+            assert (records, gateway.batcher.unanswered) == ([], 0)
 
     run_virtual(main())
 
