@@ -221,12 +221,24 @@ def test_what_a_call_holds_beyond_its_first_bytes_is_given_back_once() -> None:
             return {"type": "http.request", "body": b"x" * FREE_BYTES, "more_body": True}
 
         lease = budget.lease(receive)
+        assert not lease.whole, "nothing of it has been read"
         for read in (0, 1, 2):
             await lease.receive()
             assert budget.held == read * FREE_BYTES
+        assert not lease.whole
         lease.end()
         lease.end()
         assert budget.held == 0
+        await lease.receive()
+        assert budget.held == 0, "what is read behind the end is thrown away"
+
+        async def end() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"x" * (FREE_BYTES + 1)}
+
+        last = budget.lease(end)
+        await last.receive()
+        assert (last.whole, budget.held) == (True, 1)
+        last.end()
         with pytest.raises(ApiError, match="fill this gateway's memory"):
             budget.take((128 << 20) + 1)
         budget.take(128 << 20)

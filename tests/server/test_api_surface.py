@@ -975,13 +975,84 @@ def test_the_document_says_what_the_two_hot_routes_take_and_all_references_lead_
     on_gateway(main)
 
 
-def test_the_document_has_the_bounds_of_the_fields() -> None:
+ANSWERED = "400 401 404 413 429 500 501 503 504"  # of the routes that carry answers
+STATUSES = {  # beside 200
+    "POST /v1/completions": ANSWERED,
+    "POST /v1/chat/completions": ANSWERED,
+    "POST /v1/responses": ANSWERED,
+    "POST /v1/messages": ANSWERED,
+    "POST /v1/messages/count_tokens": ANSWERED,
+    "POST /v1/embeddings": "401 404 413",
+    "POST /tokenize": "400 401 404 413 429 500 501 503",
+    "POST /detokenize": "400 401 404 413 429 500 503",
+    "GET /v1/models": "401 500",
+    "GET /v1/models/{name}": "401 404 500",
+    "GET /health": "503 508",
+    "GET /ready": "503",
+    "GET /version": "",
+    "GET /metrics": "401",
+    "GET /load": "401",
+    "GET /admin/state": "401 403 500 503",
+    "GET /admin/policy": "401 403 500 503",
+    "PUT /admin/policy": "400 401 403 413 500 503",
+    "GET /admin/servers": "401 403 500 503",
+    "PUT /admin/servers": "400 401 403 409 413 500 503",
+    "GET /admin/prediction": "400 401 403 500 503 504",
+    "GET /admin/advice": "400 401 403 500 503 504",
+    "PUT /admin/autopilot": "400 401 403 409 413 500 503",
+    "POST /admin/calibrate": "400 401 403 409 413 500 503 504",
+    "DELETE /admin/calibrate": "401 403 500",
+    "POST /admin/drain": "401 403 500",
+    "DELETE /admin/drain": "401 403 409 500",
+}
+
+
+def check_statuses(document: dict[str, Any]) -> None:
+    retry = {"required": True, "schema": {"type": "integer", "minimum": 1, "maximum": 120}}
+    operations = {
+        f"{method.upper()} {path}": operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert operations.keys() == STATUSES.keys()
+    for name, operation in operations.items():
+        found = dict(operation["responses"])
+        streams = "text/event-stream" in found.pop("200").get("content", {})
+        assert streams == (STATUSES[name] == ANSWERED and "count" not in name), name
+        assert " ".join(sorted(found)) == STATUSES[name], name
+        for status, response in found.items():
+            plain = name in {"GET /health", "GET /ready"} or status not in {"429", "503"}
+            assert response.get("headers") == (None if plain else {"Retry-After": retry})
+        if "requestBody" in operation:
+            assert operation["requestBody"]["required"] is True
+    for name in ("parameters", "requestBody"):
+        assert name not in operations["POST /v1/embeddings"]
+    for path in ("/v1/responses", "/v1/messages/count_tokens"):
+        body = operations[f"POST {path}"]["requestBody"]["content"]["application/json"]["schema"]
+        assert (body["additionalProperties"], body["properties"]["model"]) == (
+            False,
+            {"type": "string"},
+        )
+        assert body["properties"]["tools"] == {}
+    for path in ("/v1/completions", "/v1/responses"):
+        asked = operations[f"POST {path}"]["parameters"]
+        assert len(asked) == 7
+        assert {(each["in"], each["required"]) for each in asked} == {("header", False)}
+        least = {each["name"]: each["schema"].get("minimum") for each in asked}
+        assert least["x-envoy-upstream-rq-timeout-ms"] == 0
+    components = document["components"]["schemas"]
+    assert not {"HTTPValidationError", "ValidationError"} & components.keys()
+
+
+def test_the_document_has_every_status_and_the_bounds_of_the_fields() -> None:
     """Those of `BOUNDS`, where a number is bounded; texts and lists of tokens as JSON has them."""
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
     prompts = [{"type": "array", "items": each, "minItems": 1} for each in ({"type": "string"},)]
 
     async def main(app: Any, _: Any) -> None:
-        document = (await call(app, "GET", "/openapi.json")).json()["components"]["schemas"]
+        whole = (await call(app, "GET", "/openapi.json")).json()
+        check_statuses(whole)
+        document = whole["components"]["schemas"]
         fields = document["CompletionRequest"]["properties"]
         bound = {"n": ("integer", 1, 128)} | dict.fromkeys(
             ("presence_penalty", "frequency_penalty"), ("number", -2, 2)

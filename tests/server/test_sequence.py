@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from kendall.policies import Request, parse_policy
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.measurement.record import Record
 from kendall.server.engines.base import EngineEnd, Token, TokenStream
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.queue.batcher import Batcher
@@ -17,6 +19,7 @@ from kendall.server.queue.continuing import interrupted, listen
 from kendall.server.queue.proxied import sequence_of
 from kendall.server.queue.sequence import SequenceState
 from tests.server.harness import Collector, Immediate, engine_request_of
+from tests.server.passed import Scripted
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.01, k2=0.1, k3=0.01, k4=0.05)
@@ -157,6 +160,110 @@ def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
         == 0.0
     )
     assert record.queueing_delay == record.sojourn_time == 2.0, "it came two seconds before"
+
+
+def test_a_record_has_every_instant_of_a_request_and_its_waits_and_stints() -> None:
+    """It waits from 1 s to 2 s, is served to 4 s, waits to 6 s while a limit changes, has its last
+    token at 8.5 s and leaves at 9 s.
+    """
+
+    class Slow(Immediate):
+        def on_release(self) -> None: ...
+
+    async def main() -> tuple[Record, ...]:
+        engine, collector, consumer = Scripted(), Collector(), Slow()
+        policy = parse_policy("continuous:max_batch_size=2")
+        batcher = Batcher(engine, engine.capabilities, policy, [collector])
+        request = Request(
+            id="one",
+            arrived_at=1.0,
+            prompt_tokens=7,
+            max_output_tokens=9,
+            predicted_output_tokens=5.5,
+            flow="f",
+        )
+        asking = msgspec.structs.replace(
+            engine_request_of(request, None),
+            asked_output_tokens=9,
+            client_request_id="mine",
+            received_at=0.5,
+        )
+        await asyncio.sleep(1)
+        batcher.limit_tokens(3)
+        batcher.pause_dispatch(True)
+        (sequence,) = batcher.submit([asking], [consumer])
+        waiting = sequence.record()
+        await asyncio.sleep(1)
+        batcher.pause_dispatch(False)
+        await asyncio.sleep(1)
+        engine.streams["one"].cached_tokens = 4
+        engine.streams["one"].push(FIVE[:1])
+        await asyncio.sleep(1)
+        batcher.pause_dispatch(True)
+        batcher.put_back([sequence])
+        await asyncio.sleep(1)
+        assert sequence.queueing_delay() == 2.0
+        between = sequence.record()
+        batcher.switch()
+        await asyncio.sleep(1)
+        batcher.pause_dispatch(False)
+        assert sequence.queueing_delay() == 3.0
+        await asyncio.sleep(1)
+        engine.streams["one"].push(FIVE[1:2])
+        await asyncio.sleep(1.5)
+        engine.streams["one"].push(FIVE[2:])
+        await asyncio.sleep(0.5)
+        assert sequence.stints == ((2.0, 4.0, 0),)
+        sequence.released()
+        sequence.released()
+        return (waiting, between, *collector.records)
+
+    waiting, between, record = run_virtual(main())
+    assert record == Record(
+        request_id="one",
+        client_request_id="mine",
+        outcome="completed",
+        policy="continuous:max_batch_size=2",
+        epoch=1,
+        server_id=0,
+        batch_id=1,
+        batch_size=1,
+        received_at=0.5,
+        arrived_at=1.0,
+        first_dispatched_at=2.0,
+        dispatched_at=6.0,
+        first_token_at=3.0,
+        last_token_at=8.5,
+        released_at=9.0,
+        server_free_at=8.5,
+        queueing_delay=3.0,
+        batch_forming_delay=0.0,
+        service_time=4.5,
+        sojourn_time=8.0,
+        prompt_tokens=7,
+        cached_tokens=4,
+        output_tokens=3,
+        max_output_tokens=3,
+        predicted_output_tokens=5.5,
+        finish_reason="length",
+        clipped=True,
+        flow="f",
+        preemptions=1,
+        interruptions=0,
+    )
+    assert (waiting.epoch, waiting.server_id, waiting.batch_id, waiting.batch_size) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert (waiting.queueing_delay, waiting.batch_forming_delay, waiting.service_time) == (
+        0.0,
+        None,
+        None,
+    )
+    assert (between.service_time, between.cached_tokens, between.sojourn_time) == (2.0, 4, None)
+    assert (waiting.cached_tokens, waiting.finish_reason, waiting.clipped) == (None, None, False)
 
 
 @pytest.mark.parametrize(
