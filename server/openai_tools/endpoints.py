@@ -14,7 +14,6 @@ Name = Literal["chat", "completions", "responses", "messages", "count_tokens"]
 Dialect = Literal["openai", "responses", "anthropic"]
 encode = msgspec.json.encode
 ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",

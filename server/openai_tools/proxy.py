@@ -30,7 +30,7 @@ class EngineProxy:
         """The error that a lost engine would raise."""
         return self._dead_error()
 
-    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+    def check_admission(self, *_: Any, **__: Any) -> None:
         """The gateway admits, once it knows every sequence of the call."""
 
     async def is_tracing_enabled(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 import re
@@ -683,7 +684,7 @@ def test_kserves_paths_are_the_same_routes() -> None:
 
 
 def test_tokenize_says_what_the_model_sees_and_detokenize_reverses_it() -> None:
-    async def main(app: Any, _: Any) -> None:
+    async def main(app: Any, gateway: Any) -> None:
         made = (
             await call(
                 app,
@@ -710,6 +711,21 @@ def test_tokenize_says_what_the_model_sees_and_detokenize_reverses_it() -> None:
         for bad in ({}, {"prompt": "a", "messages": [{"role": "user"}]}, {"prompt": 3}):
             assert (await call(app, "POST", "/tokenize", bad)).status == 400
         assert (await call(app, "POST", "/detokenize", {"tokens": [2**31]})).status == 400
+        assert (await call(app, "POST", "/detokenize", {"tokens": [0, 255]})).status == 200
+        assert (await call(app, "POST", "/detokenize", {"tokens": []})).json() == {"prompt": ""}
+        few = dataclasses.replace(gateway.batcher.capabilities, vocab_size=256)
+        gateway.batcher.recovery.resume(few)
+        assert (await call(app, "POST", "/detokenize", {"tokens": [255]})).status == 200
+        beyond = (await call(app, "POST", "/detokenize", {"tokens": [256, 5]})).json()["error"]
+        assert (beyond["code"], beyond["param"]) == ("invalid_prompt", "tokens")
+        assert beyond["message"].endswith("expected 0 to 255")
+        end = {"add_generation_prompt": False, "continue_final_message": True}
+        for field, more in (
+            ("chat_template_kwargs", {"chat_template_kwargs": {"a": 1}}),
+            ("continue_final_message", end),
+        ):
+            told = await call(app, "POST", "/tokenize", {"prompt": "x"} | more)
+            assert (told.status, told.json()["error"]["param"]) == (400, field)
         assert (
             await call(app, "POST", "/detokenize", {"model": "other", "tokens": []})
         ).status == 404

@@ -33,9 +33,7 @@ from kendall.server.engines.base import EngineRequest, TokenStream
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.queue.batcher import Batcher
 from kendall.server.queue.continuing import detach
-from kendall.server.queue.kill_trial import LIMIT
 from kendall.server.queue.observers import Observer
-from kendall.server.queue.poison import LOOK
 from kendall.server.queue.sequence import Batch, SequenceState
 from kendall.server.telemetry.metrics import Metrics
 from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, replay, submitted
@@ -43,6 +41,7 @@ from tests.server.mortal import SilentOnProofs
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3")
+LIMIT, LOOK = 10.0, 0.05  # seconds of a proof, and until a suspect is looked at
 
 
 @dataclass(frozen=True, kw_only=True)

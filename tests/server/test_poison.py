@@ -13,8 +13,6 @@ import pytest
 
 from kendall.queueing.latency.law import parse_law
 from kendall.server.engines.base import EngineRequest, TokenStream
-from kendall.server.queue.kill_trial import LIMIT
-from kendall.server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
 from kendall.server.supervision.restarts import RestartBudget
 from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
@@ -24,6 +22,9 @@ from tests.server.statuses import ADMIN_KEY, CLIENT_KEY, KEYS
 from tests.virtual_time import run_virtual
 
 MARK = 666
+# seconds of a proof, until a suspect is looked at, and for which a prompt is refused
+LIMIT, LOOK, REFUSED_FOR = 10.0, 0.05, 600.0
+TRIAL_TOKENS = 16
 BATCHED = [
     *(
         "dynamic",

@@ -19,15 +19,7 @@ from kendall.server.engines.base import EngineRequest, Sampling, Token
 from kendall.server.queue import kill_trial, poison
 from kendall.server.queue.continuing import DIFFERS, Replay, listener, prepare
 from kendall.server.queue.kill_trial import KillTrial
-from kendall.server.queue.poison import (
-    LOOK,
-    LOSSES,
-    MOST_REFUSED,
-    TRIAL_TOKENS,
-    RejectedPrompts,
-    ServerTrials,
-    Trials,
-)
+from kendall.server.queue.poison import LOSSES, RejectedPrompts, ServerTrials, Trials
 from kendall.server.runtime.errors import ApiError
 from kendall.server.supervision import progress, restarts, supervisor
 from kendall.server.supervision.bounded import OverdueError, UnendingError, within
@@ -38,6 +30,8 @@ from kendall.server.supervision.restarts import RestartBudget
 from kendall.server.supervision.settings import SupervisionSettings
 from kendall.server.supervision.tokenizer import MOST_AT_ONCE, RestartSafeTokenizer
 from tests.virtual_time import run_virtual
+
+LOOK, TRIAL_TOKENS, MOST_REFUSED = 0.05, 16, 1024  # seconds; tokens; prompts
 
 
 def runs(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

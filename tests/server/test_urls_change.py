@@ -10,12 +10,36 @@ from typing import Any
 
 import pytest
 
+from kendall.server.http.api.servers import is_own
+from kendall.server.settings import Settings
 from tests.server.asgi import Call
 from tests.server.passing_gateway import Before, before
 from tests.server.upstream_stub import Stub, play, streams
 
 PROMPT = {"model": "m", "prompt": "hello", "max_tokens": 40}
 URLS = [f"http://stub-{index}" for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("url", "own"),
+    [
+        ("http://localhost:8000", True),
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://[::1]:8000", True),
+        ("http://0.0.0.0:8000", True),
+        ("http://10.0.0.5:8000", True),  # the address that it listens on
+        ("http://10.0.0.6:8000", False),
+        ("http://localhost:8001", False),
+        ("http://localhost", False),
+    ],
+)
+def test_a_gateway_knows_its_own_url(url: str, *, own: bool) -> None:
+    settings = Settings(model="m", served_model_name="m", host="10.0.0.5", port=8000)
+    assert is_own(url, settings) is own
+    for scheme, port in (("http", 80), ("https", 443)):
+        usual = Settings(model="m", served_model_name="m", port=port)
+        assert is_own(f"{scheme}://localhost", usual)
+        assert not is_own(f"{scheme}://localhost:{port + 1}", usual)
 
 
 async def change(kendall: Before, body: Any) -> Call:

@@ -272,6 +272,8 @@ def test_one_engine_has_one_server_and_no_replicas() -> None:
             assert told["servers"] == [{"id": 0, "state": "serving", "in_service": 0}]
             answer = await call(app, "PUT", "/admin/servers", {"replicas": 2})
             assert (answer.status, answer.json()["error"]["code"]) == (409, "no_replicas")
+            answer = await call(app, "PUT", "/admin/servers", {"urls": ["http://a"]})
+            assert (answer.status, answer.json()["error"]["code"]) == (409, "no_urls")
 
     run_virtual(main())
 
