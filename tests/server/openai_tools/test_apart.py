@@ -296,6 +296,36 @@ def test_a_call_that_leaves_while_it_waits_for_a_thread_is_not_begun() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_call_that_waits_in_its_thread_is_ended_there(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its time is over, or its client has left; then its place is free."""
+    monkeypatch.setattr(apart, "LONGEST", 100.0 if leaves else 0.02)
+    begun, ended = threading.Event(), list[int]()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(100)
+        finally:
+            ended.append(threading.get_ident())
+
+    async def main() -> None:
+        turns = Turns(1)
+        running = asyncio.create_task(Apart(turns, "one").run(Rest(work()), copy_context()))
+        await asyncio.to_thread(begun.wait)
+        if leaves:
+            running.cancel()
+        with pytest.raises(asyncio.CancelledError if leaves else ApiError):
+            await running
+        await asyncio.wait_for(turns.take("two"), 30)
+        assert len(ended) == 1
+        assert ended != [threading.get_ident()]
+
+    asyncio.run(main())
+
+
 def test_two_large_calls_of_two_callers_are_rendered_at_once() -> None:
     async def main() -> None:
         turns = ServingObjects(ServedEngine(), SETTINGS).large_calls

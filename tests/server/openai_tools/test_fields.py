@@ -35,13 +35,14 @@ from kendall.server.openai_tools.endpoints import (
 )
 from kendall.server.openai_tools.proxy import EngineProxy
 from kendall.server.openai_tools.sampling import sampling_of
-from kendall.server.openai_tools.serving_objects import ServingObjects
+from kendall.server.openai_tools.serving_objects import ServingObjects, serving_objects_of
 from kendall.server.operations.serving import choose_engine
 from kendall.server.queue.continuing import resumable, way_to_continue
 from kendall.server.runtime.errors import ApiError
 from kendall.server.settings import Settings
 from tests.server.mortal import faulty
 from tests.server.openai_tools.fake import DELTA, Client, FakeServing, Params, ServedEngine
+from tests.server.passed import Scripted
 from tests.virtual_time import run_virtual
 
 SETTINGS = Settings(model="tiny", served_model_name="tiny")
@@ -440,6 +441,11 @@ def test_serving_objects_are_built_once_for_one_client_even_if_two_ask() -> None
         assert built == [1, 1]
 
     asyncio.run(main())
+
+
+def test_an_engine_whose_library_has_an_api_server_has_serving_objects() -> None:
+    assert isinstance(serving_objects_of(ServedEngine(), SETTINGS), ServingObjects)
+    assert serving_objects_of(Scripted(), SETTINGS) is None
 
 
 @pytest.mark.slow
