@@ -296,6 +296,49 @@ def test_a_call_that_leaves_while_it_waits_for_a_thread_is_not_begun() -> None:
     asyncio.run(main())
 
 
+def test_a_coroutine_goes_on_here_where_its_thread_left_it() -> None:
+    """Errors of what it awaits are its own, in either part; once it is over nothing is left."""
+    steps: list[tuple[str, int]] = []
+
+    async def step(name: str) -> None:
+        await asyncio.sleep(0)
+        steps.append((name, threading.get_ident()))
+        raise ValueError(name)
+
+    async def work(*, then: Exception | None = None) -> None:
+        for name in ("there", "here"):
+            with pytest.raises(ValueError, match=name):
+                await step(name)
+            if name == "there":
+                await HERE
+            if then is not None:
+                raise then
+
+    async def main() -> None:
+        rest = Rest(work())
+        await Apart(Turns(2), "").run(rest, copy_context())
+        assert [name for name, _ in steps] == ["there"]
+        for _ in range(2):
+            await rest.here()
+            assert [name for name, _ in steps] == ["there", "here"]
+        assert steps[0][1] != steps[1][1] == threading.get_ident()
+        broken = Rest(work(then=KeyError("x")))
+        await Apart(Turns(2), "").run(broken, copy_context())
+        with pytest.raises(KeyError):
+            await broken.here()
+        await broken.here()
+        refused = Rest(step("alone"))
+        with pytest.raises(ValueError, match="alone"):
+            await Apart(Turns(2), "").run(refused, copy_context())
+        await refused.here()
+        closed = Rest(step("never"))
+        closed.close()
+        await closed.here()
+        assert "never" not in dict(steps)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_call_that_waits_in_its_thread_is_ended_there(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
