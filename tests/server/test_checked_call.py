@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kendall.server.admission.settings import OverloadSettings
+from kendall.server.engines import base
 from kendall.server.engines.base import (
     BusyError,
     Capabilities,
@@ -60,6 +61,7 @@ class Reader:
         return [ord(letter) for message in messages for letter in message["content"]]
 
     async def check_sampling(self, sampling: Sampling) -> Any:
+        assert base.CALLER.get() == "key", "its budget is the caller's"
         if isinstance(self.says, Exception):
             raise self.says
         return self.says or sampling

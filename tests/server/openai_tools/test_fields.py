@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from kendall.server.openai_tools.endpoints import (
     MESSAGES,
     RESPONSES,
     ApiEndpoint,
+    dialect_of,
     error_body,
     error_event,
 )
@@ -372,8 +374,20 @@ def test_each_endpoint_says_errors_in_its_own_words() -> None:
         },
     }
     assert error_body("anthropic", ApiError(500, "x", "y"))["error"]["type"] == "api_error"
-    assert error_event("openai", error, 3).endswith(b"}\n\ndata: [DONE]\n\n")
-    assert error_event("anthropic", error, 3).startswith(b'event: error\ndata: {"type":"error"')
+    said = error.body()["error"]
+    of_responses = {name: said[name] for name in ("code", "message", "param")}
+    of_responses |= {"error": said, "type": "error", "sequence_number": 3}
+    for dialect, body, begin, end in (
+        ("openai", error.body(), b"data: ", b"\n\ndata: [DONE]\n\n"),
+        ("responses", of_responses, b"event: error\ndata: ", b"\n\n"),
+        ("anthropic", error_body("anthropic", error), b"event: error\ndata: ", b"\n\n"),
+    ):
+        event = error_event(dialect, error, 3)  # type: ignore[arg-type]
+        assert event.startswith(begin + b"{")
+        assert event.endswith(b"}" + end)
+        assert json.loads(event.removeprefix(begin).removesuffix(end)) == body
+    assert dialect_of("/v1/messages") == dialect_of("/v1/messages/count_tokens") == "anthropic"
+    assert dialect_of("/v1/responses") == dialect_of("/nowhere") == "openai"
 
 
 @pytest.mark.parametrize(
