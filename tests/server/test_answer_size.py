@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -156,20 +157,20 @@ def test_log_probabilities_in_pieces_are_those_of_the_whole(
     asyncio.run(main())
 
 
-def test_the_event_loop_has_its_turn_while_log_probabilities_are_encoded() -> None:
+@pytest.mark.parametrize(
+    ("count", "turns"), [(0, 0), (255, 0), (256, 1), (511, 1), (512, 2), (1025, 4)]
+)
+def test_the_event_loop_has_its_turn_while_log_probabilities_are_encoded(
+    count: int, turns: int
+) -> None:
     from kendall.server.http.answer import encoded_logprobs
 
-    async def main() -> None:
-        work = asyncio.create_task(
-            encoded_logprobs(CompletionFormat("id", 1, "tiny", 3), tokens(5000))
-        )
-        turns = 0
-        while not work.done():
-            turns += 1
-            await asyncio.sleep(0)
-        assert turns > 15
-
-    asyncio.run(main())
+    work, given = encoded_logprobs(CompletionFormat("id", 1, "tiny", 3), tokens(count)), 0
+    with suppress(StopIteration):
+        while True:
+            work.send(None)
+            given += 1
+    assert given == turns
 
 
 def test_bodies_of_all_calls_together_have_a_budget() -> None:
