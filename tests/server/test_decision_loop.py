@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kendall.policies import Decision, Dispatch, Policy, QueueState, Request, WaitUntil
+from kendall.policies import Decision, Dispatch, Policy, QueueState, Request, Single, WaitUntil
 from kendall.policies.decision import DecisionError
 from kendall.server.queue import batcher as batching
 from kendall.server.queue.batcher import Batcher
@@ -229,6 +229,34 @@ def test_a_request_that_the_engine_gave_back_may_be_dispatched_again_at_the_same
         desk.batcher.submit([passed("a")], [Returned()])
         assert desk.engine.dispatched == [(0, ["a"], False)] * 2
         assert desk.batcher.policy_failures.error is None
+
+    run_virtual(serve())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Astray(Policy):
+    """Dispatches what does not wait."""
+
+    name: ClassVar[str] = "astray"
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        return Dispatch(("nobody",), 0)
+
+
+def test_what_a_policy_from_outside_decides_is_checked_before_it_is_carried_out() -> None:
+    """It is asked again after a second, and its request waits."""
+
+    async def serve() -> None:
+        engine = Scripted()
+        batcher = Batcher(engine, engine.capabilities, Astray())
+        request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=1)
+        submitted(batcher, [engine_request_of(request, 1)])
+        assert batcher.policy_failures.error == (
+            "policy astray: got a dispatch of 'nobody'; expected waiting requests, each once"
+        )
+        assert (batcher.queue_length, engine.dispatched) == (1, [])
+        batcher.switch(Single())
+        assert (batcher.policy_failures.error, engine.dispatched) == (None, [(0, ["a"], False)])
 
     run_virtual(serve())
 

@@ -203,13 +203,14 @@ def test_a_record_has_every_instant_of_a_request_and_its_waits_and_stints() -> N
         batcher.put_back([sequence])
         await asyncio.sleep(1)
         assert sequence.queueing_delay() == 2.0
-        between = sequence.record()
         batcher.switch()
+        between = sequence.record()
         await asyncio.sleep(1)
         batcher.pause_dispatch(False)
         assert sequence.queueing_delay() == 3.0
         await asyncio.sleep(1)
         engine.streams["one"].push(FIVE[1:2])
+        batcher.switch()
         await asyncio.sleep(1.5)
         engine.streams["one"].push(FIVE[2:])
         await asyncio.sleep(0.5)
@@ -263,6 +264,7 @@ def test_a_record_has_every_instant_of_a_request_and_its_waits_and_stints() -> N
         None,
     )
     assert (between.service_time, between.cached_tokens, between.sojourn_time) == (2.0, 4, None)
+    assert between.epoch == 1, "the one in force, while it waits"
     assert (waiting.cached_tokens, waiting.finish_reason, waiting.clipped) == (None, None, False)
 
 
@@ -397,6 +399,33 @@ NAMED = (("short", 3), ("long", 4))
 
 
 # another engine in the middle of an answer
+
+
+@pytest.mark.parametrize(
+    ("sampling", "behind"),
+    [
+        ({}, (10, 11)),
+        ({"seed": 5}, ()),
+        ({"seed": 5, "temperature": 0.0}, (10, 11)),
+        ({"presence_penalty": 0.5, "temperature": 0.0}, ()),
+    ],
+)
+def test_what_goes_back_to_the_queue_begins_anew_where_it_cannot_go_on_behind_its_tokens(
+    sampling: dict[str, Any], behind: tuple[int, ...]
+) -> None:
+    async def main() -> None:
+        engine, consumer = Scripted(), Wary()
+        batcher = Batcher(engine, engine.capabilities, parse_policy("continuous"))
+        request = Request(id="one", arrived_at=0.0, prompt_tokens=2, max_output_tokens=9)
+        (sequence,) = batcher.submit([engine_request_of(request, None, **sampling)], [consumer])
+        engine.streams["one"].push(FIVE[:2])
+        batcher.put_back([sequence])
+        assert sequence.engine_request.output_token_ids == behind
+        assert len(engine.dispatched) == 2
+        engine.streams["one"].push(FIVE[len(behind) : 3])  # made again, and then what is new
+        assert (consumer.text, sequence.output_token_ids) == ("abc", [10, 11, 12])
+
+    run_virtual(main())
 
 
 def resumed(sequence: SequenceState, most: int = 1) -> TokenStream:
