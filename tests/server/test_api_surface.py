@@ -451,6 +451,19 @@ def test_a_model_was_created_when_the_gateway_started() -> None:
     on_gateway(main)
 
 
+def test_probes_are_told_whether_it_lives_and_whether_it_takes_calls() -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        async def told() -> list[int | None]:
+            return [(await call(app, "GET", path)).status for path in ("/health", "/ready")]
+
+        assert await told() == [200, 200]
+        assert (await call(app, "GET", "/load")).json() == {"server_load": 0}
+        gateway.begin_drain()
+        assert await told() == [200, 503]
+
+    on_gateway(main)
+
+
 def test_an_error_stays_small_whatever_came_in() -> None:
     """A list of wrong items in a union of lists is an error an item and kind, each with its
     input.
