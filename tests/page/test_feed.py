@@ -16,7 +16,7 @@ from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.live.answers import DelayCharts
 from kendall.server.page.assets import load_assets
 from kendall.server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
-from kendall.server.page.history import COARSE, FINE, History
+from kendall.server.page.history import COARSE, FINE, History, short
 from kendall.server.page.state import COLUMNS, MEMBERS, row, servers, topics
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
@@ -323,10 +323,25 @@ def test_history_is_bounded_and_grows_coarser() -> None:
     for second in range(COARSE * 10 + 100):
         history.add((float(second), None if second % 20 < 10 else 4.0))
     found = history.shown()
-    assert [len(column) for column in found["fine"]] == [FINE, FINE]
-    assert [len(column) for column in found["coarse"]] == [COARSE, COARSE]
-    assert found["coarse"][0][-1] == pytest.approx(COARSE * 10 + 94.5, abs=1)
-    assert set(found["coarse"][1]) == {None, 4.0}
+    last = COARSE * 10 + 100
+    assert found["columns"] == ("at", "value")
+    assert found["fine"][0] == list(range(last - FINE, last))
+    assert found["fine"][1] == [None if second % 20 < 10 else 4.0 for second in found["fine"][0]]
+    assert found["coarse"][0] == [float(f"{10 * ten + 4.5:.4g}") for ten in range(10, last // 10)]
+    assert found["coarse"][1] == [None, 4.0] * (COARSE // 2)
+
+
+def test_a_coarse_row_is_the_mean_of_what_is_known() -> None:
+    history = History(("value",))
+    for value in (1.0, 2.0, None, None, 4.00001, None, None, None, None, None):
+        history.add((value,))
+    shown = history.shown()
+    assert (shown["fine"], shown["coarse"]) == ([[1, 2, None, None, 4, *[None] * 5]], [[2.333]])
+
+
+def test_numbers_of_the_page_have_six_digits_and_instants_a_tenth_of_a_second() -> None:
+    found = [short(value) for value in (1.23456789, 99_999_990.0, 1e8, 100_000_000.26)]
+    assert found == [1.23457, 1e8, 1e8, 100_000_000.3]
 
 
 def test_history_is_json_by_column() -> None:

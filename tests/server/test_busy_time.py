@@ -12,7 +12,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from kendall.server.live.activity import BusyTime
+from kendall.server.live.activity import Activity, BusyTime
 
 KEPT = 60.0
 
@@ -100,3 +100,39 @@ def test_its_cost_does_not_grow_with_the_intervals() -> None:
             busy.end(0, at + KEPT / number / 2)
         costs.append(lines_of(lambda busy=busy: busy.fraction(0.0, KEPT, 1)))  # type: ignore[misc]
     assert costs[1] == costs[0]
+
+
+def test_rates_and_utilisation_of_the_last_minute() -> None:
+    """Since the start while that is less; a call counts once, however many sequences it asks
+    for.
+    """
+    now, servers = 100.0, [0, 1]
+    activity = Activity(lambda: now, lambda: servers, 0.0)
+    assert (activity.arrival_rate(), activity.utilisation()) == (0.0, 0.0)
+    for at, begins in ((101.0, True), (101.0, False), (104.0, True)):
+        activity.recent.saw(at, begins_call=begins)
+    activity.busy.begin(0, 101.0)
+    activity.busy.end(0, 105.0)
+    now = 110.0
+    rates = activity.arrival_rate(), activity.sequence_rate()
+    assert rates == pytest.approx((2 / 10, 3 / 10))
+    assert [activity.since(at) for at in (0.0, 101.0, 102.0)] == [(2, 10.0), (2, 9.0), (1, 8.0)]
+    assert activity.utilisation() == pytest.approx(0.2)
+    assert [activity.utilisation_of(server) for server in (0, 1)] == pytest.approx([0.4, 0.0])
+    now = 162.0
+    rates = activity.arrival_rate(), activity.sequence_rate()
+    assert rates == pytest.approx((1 / 60, 1 / 60))
+    assert [activity.since(at) for at in (0.0, 200.0)] == [(1, 60.0), (0, 0.0)]
+    assert activity.utilisation_of(0) == pytest.approx(3 / 60)
+    servers.clear()
+    assert activity.utilisation() == 0.0
+
+
+def test_busy_intervals_are_kept_for_as_long_as_is_asked_for() -> None:
+    """A minute at least."""
+    for kept, known in ((10.0, 60.0), (80.0, 80.0)):
+        activity = Activity(lambda: 0.0, lambda: [0], kept)
+        activity.busy.begin(0, 0.0)
+        activity.busy.end(0, 1.0)
+        assert activity.busy.fraction(0.0, known + 1, 1) == pytest.approx(1 / (known + 1))
+        assert activity.busy.fraction(0.0, known + 1.5, 1) == 0.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,12 +15,15 @@ import pytest
 from kendall.policies import SpecError
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import Profile
+from kendall.server.calibration.in_force import LatencyModelInForce
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
+from kendall.server.live.pilot import SavedPilot
 from kendall.server.live.state_file import (
     SCHEMA_VERSION,
     EngineKey,
     SavedState,
+    StateKeeper,
     check_state_file,
     load_state,
     save_state,
@@ -142,6 +147,89 @@ def test_a_gateway_that_ends_has_saved_its_law_and_the_next_one_begins_with_it(
             await gateway.stop()
 
     asyncio.run(main())  # a process of its own has been asked, and is gone at the end
+
+
+class Host:
+    """What a state is of, at `seconds` of its clock."""
+
+    def __init__(self, path: Path | None, law: str | None = str(GIVEN)) -> None:
+        self.seconds = 1000.0
+        self.settings = SimpleNamespace(state_file=path, served_model_name="tiny", policy="single")
+        self.latency = LatencyModelInForce(None if law is None else parse_law(law))
+        known = SimpleNamespace(engine="vllm", max_num_seqs=64, servers=1)
+        self.batcher = SimpleNamespace(capabilities=known)
+        self.restored: list[SavedPilot] = []
+
+    def now(self) -> float:
+        return self.seconds
+
+    def keeper(self) -> StateKeeper:
+        pilot: Any = SimpleNamespace(
+            saved=lambda: SavedPilot(clock=self.seconds, followed="dynamic"),
+            restore=self.restored.append,
+        )
+        host: Any = self
+        return StateKeeper(host, pilot)
+
+
+def test_what_is_kept_is_the_law_the_estimates_and_the_autopilot(tmp_path: Path) -> None:
+    path, estimates = tmp_path / "folder" / "state", msgspec.Raw(b'{"n":1}')
+    host = Host(path)
+    asyncio.run(host.keeper().keep(estimates, 5.0))
+    state = msgspec.json.decode(path.read_bytes())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", state.pop("saved_at"))
+    assert state == {
+        "schema_version": 1,
+        "engine": {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1},
+        "law": str(GIVEN),
+        "profile": None,
+        "estimates": {"n": 1},
+        "autopilot": None,
+        "clock": 1000.0,
+        "knobs": None,
+        "followed": "dynamic",
+    }
+    assert [each.name for each in path.parent.iterdir()] == ["state"]
+    later = Host(path, None)
+    keeper = later.keeper()
+    keeper.restore()
+    assert (later.latency.law, keeper.estimates) == (GIVEN, estimates)
+    assert [each.followed for each in later.restored] == ["dynamic"]
+
+
+def test_a_state_is_kept_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
+    host = Host(tmp_path / "state")
+    keeper = host.keeper()
+    assert (keeper.wanted, keeper.due) == (True, True)
+    asyncio.run(keeper.keep(msgspec.Raw(b"1"), 1000.0))
+    due = []
+    for host.seconds in (1059.9, 1060.0):
+        due.append(keeper.due)
+    assert due == [False, True]
+    host.seconds = 1001.0
+    keeper.make_due()
+    assert keeper.due
+    (tmp_path / "state").unlink()
+    keeper.save_last()
+    assert (tmp_path / "state").exists()
+
+
+def test_nothing_is_kept_without_a_file_or_a_law(tmp_path: Path) -> None:
+    keeper = Host(None).keeper()
+    assert (keeper.wanted, keeper.due) == (False, False)
+    keeper.save()
+    Host(tmp_path / "state", None).keeper().save()
+    assert not (tmp_path / "state").exists()
+    keeper.restore()
+    assert keeper.estimates is None
+
+
+def test_a_state_that_cannot_be_written_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    Host(tmp_path / "file" / "state").keeper().save()
+    assert f"cannot write the state file {tmp_path}/file/state: [Errno " in caplog.text
 
 
 def test_a_restored_law_never_replaces_one_that_is_there() -> None:
