@@ -188,6 +188,8 @@ def test_a_server_that_sends_nothing_is_gone_unless_all_do() -> None:
     assert fleet.advance(35.0)[1] == 1
     assert fleet.known_until(35.0) == pytest.approx(39.5)
     assert [each.gone for each in fleet.replicas.values()] == [False, True]
+    add(fleet, 36.5, span("y36", 36, 0.5, replica="b"))
+    assert fleet.known_until(36.5) == pytest.approx(36.5)
     assert fleet.advance(200.0)[1] == 2  # nobody sends requests
     assert not any(each.gone for each in fleet.replicas.values())
 
@@ -223,7 +225,9 @@ def test_a_clock_is_another_one_after_ten_spans_in_turn_that_agree() -> None:
     other, agreeing = 7 + 60 * second + 1, 7 + 120 * second + 1
     assert not any(replica.follows(other, 2.0) for _ in range(9))
     assert replica.follows(7, 2.0)  # one of the clock itself: the others were strays
-    assert not any(replica.follows(each, 2.0) for each in [other, agreeing + 1] * 9)
+    assert not any(replica.follows(each, 2.0) for each in [other] * 9)
+    assert not any(replica.follows(each, 2.0) for each in [agreeing + 1, other] * 9)
+    assert not replica.follows(agreeing + 1, 2.0)
     assert not any(replica.follows(each, 2.0) for each in [agreeing, other] * 4)
     assert (replica.offset_ns, replica.settled, replica.since) == (7, True, 1.0)
     assert replica.follows(agreeing, 4.0)

@@ -14,10 +14,12 @@ from kendall.server.watch.lost import LostSpans, ServersState
 from kendall.server_metrics import NoMetricsError
 
 
-def exposition(ended: int, hits: int = 0, asked: int = 0, preempted: int = 0) -> str:
+def exposition(
+    ended: int, hits: int = 0, asked: int = 0, preempted: int = 0, aborted: int = 7
+) -> str:
     return f"""
 vllm:request_success_total{{finished_reason="stop",engine="0"}} {ended}.0
-vllm:request_success_total{{finished_reason="abort",engine="0"}} 7.0
+vllm:request_success_total{{finished_reason="abort",engine="0"}} {aborted}.0
 vllm:prefix_cache_hits_total{{engine="0"}} {hits}.0
 vllm:prefix_cache_queries_total{{engine="0"}} {asked}.0
 vllm:num_preemptions_total{{engine="0"}} {preempted}.0
@@ -26,10 +28,16 @@ vllm:kv_cache_usage_perc{{engine="0"}} 0.25
 
 
 class Told(Fleet):
-    """Every span is here at once."""
+    """Every span is here at once; so many requests ended."""
+
+    ended = 0
 
     def known_until(self, now: float) -> float:
         return now
+
+    def ended_between(self, start: float, end: float) -> int:
+        assert (start, end) == (0.0, 10.0)
+        return self.ended
 
 
 @pytest.fixture
@@ -71,17 +79,48 @@ def test_a_server_that_began_anew_begins_the_count_anew(
     assert found.prefix_hits == pytest.approx(0.5)
 
 
+def test_counters_that_do_not_move_tell_nothing_of_the_cache(
+    answers: Callable[..., LostSpans],
+) -> None:
+    """Nor those of a server that lacks the others; the last reading is the newest of all."""
+    still = (exposition(5, preempted=2),) * 2
+    assert answers(still, still).state() == ServersState(
+        prefix_hits=None, preemptions=0, kv_usage=0.25
+    )
+    bare = ("vllm:request_success_total 5",) * 2
+    assert answers(bare, bare).state() == ServersState(
+        prefix_hits=None, preemptions=None, kv_usage=None
+    )
+    readings = [(exposition(5, hits, asked),) * 2 for hits, asked in ((0, 0), (0, 10), (10, 20))]
+    found = answers(*readings).state()
+    assert found is not None
+    assert found.prefix_hits == 0.5
+
+
 def test_spans_that_did_not_come(answers: Callable[..., LostSpans]) -> None:
     """Aborted requests send none."""
     fleet = Told()
-    told = answers((exposition(5), exposition(5)), (exposition(9), exposition(6)))
-    assert told.lost(fleet, 30.0) == (5, 5)
-    assert told.lost(fleet, 5.0) is None  # the last reading is not known of yet
+    read = answers(
+        (exposition(5), exposition(5)), (exposition(9, aborted=8), exposition(6, aborted=9))
+    )
+    for ended, lost in ((0, 5), (3, 2), (9, 0)):
+        fleet.ended = ended
+        found = [read.lost(fleet, now) for now in (10.0, 30.0)]
+        assert found == [(lost, 5)] * 2
+    assert read.lost(fleet, 9.9) is None  # the last reading is not known of yet
 
 
-def test_a_server_that_does_not_tell_is_named(answers: Callable[..., LostSpans]) -> None:
-    silent = answers((exposition(5), exposition(5)), (exposition(6), ""))
+def test_a_server_that_does_not_tell_is_named(
+    answers: Callable[..., LostSpans], caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = answers((exposition(5), exposition(5)), *[(exposition(6), "")] * 2)
     assert silent.why_not == "http://b: no answer from http://b/metrics"
+    assert [each.getMessage() for each in caplog.records] == [
+        "lost spans are not counted: http://b: no answer from http://b/metrics"
+    ]
+    assert silent.state() is None
+    again = answers((exposition(5), ""), (exposition(5), exposition(5)))
+    assert again.why_not is None
     other = answers(("sglang:num_requests_total 4", exposition(5)))
     assert other.why_not is not None
     assert "expected the /metrics of a vLLM server" in other.why_not

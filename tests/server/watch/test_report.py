@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from kendall.queueing.commands.terminal import console
 from kendall.queueing.estimation.interval import Estimate
 from kendall.queueing.estimation.routing import Routing
-from kendall.queueing.estimation.served_times import ObservedLaw
+from kendall.queueing.estimation.served_times import ObservedLaw, ServedTimes
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.measurement.check import Check
 from kendall.queueing.result import Quantiles
@@ -109,6 +110,88 @@ def test_before_the_law_is_known() -> None:
     assert (servers.batcher.capabilities.max_num_seqs, list(servers.batcher.servers_in_use)) == (
         (64, [0])
     )
+
+
+class Predicting:
+    """In place of the predicting process: what it was asked, and what it has found."""
+
+    def __init__(self, routing: Routing | None = None, law: ObservedLaw | None = None) -> None:
+        self.found: dict[str, Any] = {"learn_law": law, "learn_routing": routing}
+        self.asked: list[tuple[str, int]] = []
+
+    async def __call__(self, question: str, times: ServedTimes, *_: int) -> Any:
+        self.asked.append((question, times.arrived.size))
+        return self.found[question]
+
+
+def served(servers: WatchedServers, first: int, last: int, replica: str = "a") -> None:
+    """Requests of a second each, a quarter of one apart."""
+    for number in range(first, last):
+        at = 640 + number / 4
+        add(servers.fleet, at + 1, span(f"{replica}{number}", at, 1.0, replica=replica))
+    asyncio.run(servers.advance(648 + last / 4))
+
+
+def test_a_law_is_fitted_to_120_requests_and_again_to_twice_as_many() -> None:
+    """The slots are as many as were in service, where nothing waited."""
+    servers, law = watched(), parse_law(LAW)
+    assert servers.live is not None
+    servers.live.ask = predicting = Predicting()
+    served(servers, 0, 118)
+    assert (servers.requests, predicting.asked, servers.ready) == (119, [], False)
+    served(servers, 118, 119)
+    assert (predicting.asked, servers.ready) == ([("learn_law", 120)], False)
+    assert (servers.batcher.policy_text, servers.batcher.epoch) == (
+        ("continuous:max_batch_size=4", 1)
+    )
+    assert servers.slots_from == "unknown"
+    assert servers.limits.state()["epoch"] == 1
+    served(servers, 119, 238)
+    assert len(predicting.asked) == 1
+    predicting.found["learn_law"] = ObservedLaw(law, {}, 0.01, 240, ())
+    served(servers, 238, 239)
+    assert predicting.asked[1:] == [("learn_law", 240)]
+    assert (servers.ready, servers.latency.law, servers.batcher.epoch) == (True, law, 1)
+    asyncio.run(servers.advance(800.0, last=True))
+    assert len(predicting.asked) == 2
+    text = servers.metrics.exposition().decode()
+    assert re.search(
+        r'^kendall_policy_info.*epoch="1".*max_batch_size=4"} 1.0$', text, re.MULTILINE
+    )
+    for slots in (1, 4):  # as it was told of then
+        assert f'_count{{policy="continuous:max_batch_size={slots}"}} 120.0' in text
+
+
+def test_the_last_time_a_law_is_fitted_to_what_there_is() -> None:
+    """With the rule by which requests are sent to several servers, which begins an epoch."""
+    servers = watched(number=2)
+    assert servers.live is not None
+    found = Routing(rule="round_robin", requests=90, likelihoods={}, out_of_turn=None)
+    servers.live.ask = predicting = Predicting(found)
+    served(servers, 0, 20, "a")
+    served(servers, 0, 20, "b")
+    assert (servers.batcher.servers, predicting.asked) == (2, [])
+    assert servers.batcher.capabilities.routing == "central"
+    epoch = servers.batcher.epoch
+    asyncio.run(servers.advance(660.0, last=True))
+    assert predicting.asked == [("learn_routing", 42), ("learn_law", 42)]
+    assert servers.batcher.capabilities.routing == "round_robin"
+    assert servers.batcher.capabilities.servers == 2
+    assert servers.batcher.epoch == epoch + 2  # the slots, and the rule
+    assert servers.routing == found
+    assert [list(each) for each in servers.batcher.running()] == [[], []]
+    assert [list(each) for each in servers.batcher.in_service_sequences()] == [[], []]
+
+
+@pytest.mark.parametrize(("interval", "what_ifs"), [(5.0, 30.0), (40.0, 40.0)])
+def test_what_ifs_of_watched_servers_are_asked_for_twice_a_minute(
+    interval: float, what_ifs: float
+) -> None:
+    servers = WatchedServers(WatchedQueueOptions(slo="p99_queueing_delay<=2s"), interval)
+    assert servers.settings.prediction_interval == interval
+    assert servers.settings.what_if_interval == what_ifs
+    assert servers.settings.overload.slo == "p99_queueing_delay<=2s"
+    assert dict(servers.overload.rejections.by_reason()) == {}
 
 
 def test_what_is_given_is_ready_at_once() -> None:

@@ -52,14 +52,100 @@ def test_without_an_instance_the_server_is_where_it_sent_from() -> None:
         ({"gen_ai.latency.e2e": math.inf}, "impossible_values"),
         ({"gen_ai.latency.e2e": math.nan}, "impossible_values"),
         ({"gen_ai.latency.e2e": "fast"}, "impossible_values"),
-        ({"gen_ai.latency.time_in_queue": 30.0}, "impossible_values"),
+        ({"gen_ai.latency.e2e": 86_401.0}, "impossible_values"),
+        # parts of more than 1.1 times the whole and a second
+        ({"gen_ai.latency.time_in_queue": 1.18}, "impossible_values"),
+        ({"gen_ai.latency.time_in_model_prefill": 1.1}, "impossible_values"),
+        ({"gen_ai.latency.time_in_model_decode": 1.38}, "impossible_values"),
+        ({"gen_ai.usage.prompt_tokens": -1}, "impossible_values"),
+        ({"gen_ai.usage.prompt_tokens": 2**31}, "impossible_values"),
         ({"gen_ai.usage.completion_tokens": 0}, "impossible_values"),
-        ({"gen_ai.usage.completion_tokens": 2**40}, "impossible_values"),
+        ({"gen_ai.usage.completion_tokens": 2**31}, "impossible_values"),
     ],
 )
 def test_spans_that_are_not_used_have_a_reason(changed: dict[str, Any], reason: str) -> None:
     given = {name: value for name, value in (GIVEN | changed).items() if value is not None}
     assert read(given) == reason
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gen_ai.latency.e2e": 86_400.0},
+        {"gen_ai.latency.time_in_queue": 1.17},
+        {"gen_ai.latency.time_in_model_prefill": 1.09},
+        {"gen_ai.latency.time_in_model_decode": 1.37},
+        {"gen_ai.usage.prompt_tokens": 0},
+        {"gen_ai.usage.prompt_tokens": 2**31 - 1},
+        {"gen_ai.usage.completion_tokens": 1},
+        {"gen_ai.usage.completion_tokens": 2**31 - 1},
+    ],
+)
+def test_spans_at_the_bounds_are_used(changed: dict[str, Any]) -> None:
+    assert isinstance(read(GIVEN | changed), RequestSpan)
+
+
+@pytest.mark.parametrize(
+    ("limit", "known"), [(1, 1), (2**31 - 1, 2**31 - 1), (0, None), (2**31, None), ("many", None)]
+)
+def test_a_limit_that_cannot_be_is_none(limit: int | str, known: int | None) -> None:
+    found = read(GIVEN | {"gen_ai.request.max_tokens": limit})
+    assert isinstance(found, RequestSpan)
+    assert found.max_tokens == known
+
+
+def test_a_request_without_an_id_or_a_start() -> None:
+    found = read({name: value for name, value in GIVEN.items() if name != "gen_ai.request.id"})
+    assert isinstance(found, RequestSpan)
+    assert found.request_id == b"12345678".hex()
+    for start, reason in ((0, "impossible_values"), (1, None)):
+        (other,) = requests_of(export([("llm_request", start, GIVEN)]), "peer")
+        assert (other if isinstance(other, str) else None) == reason
+
+
+def message(number: int, content: bytes) -> bytes:
+    """A field that is a message or a text."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def test_fields_that_are_not_known_are_passed_over() -> None:
+    """Of every wire type, beside each message of the export and within it."""
+    largest = varint(2**64 - 1)
+    other = b"".join(
+        [b"\x38", largest, b"\x31", bytes(8), b"\x35", bytes(4), message(7, b"\x07text")]
+    )
+    assert list(requests_of(other, "peer")) == []
+    empty = message(2, b"")
+    assert list(requests_of(other + message(1, other + message(2, other + empty)), "peer")) == [
+        "other_span"
+    ]
+    with pytest.raises(MalformedExportError, match="a number without an end"):
+        list(requests_of(b"\x38" + b"\x80" * 10 + b"\x01", "peer"))
+
+
+def test_an_export_of_as_many_spans_as_are_read() -> None:
+    """20,000 messages: that of the server, that of its library, and the spans."""
+    body = message(1, message(2, message(2, b"") * 19_998))
+    assert len(list(requests_of(body, "peer"))) == 19_998
+    body = message(1, message(2, message(2, b"") * 19_999))
+    with pytest.raises(MalformedExportError, match="more than 20000 spans in one export"):
+        list(requests_of(body, "peer"))
+
+
+def test_the_largest_span() -> None:
+    """64 KiB, of which four bytes say what the others are."""
+    for length, refused in ((65_532, False), (65_533, True)):
+        body = message(1, message(2, message(2, message(5, b"x" * length))))
+        if refused:
+            with pytest.raises(MalformedExportError, match="a message of more than 65536 bytes"):
+                list(requests_of(body, "peer"))
+        else:
+            assert list(requests_of(body, "peer")) == ["other_span"]
 
 
 def test_spans_of_the_start_are_other_spans() -> None:
@@ -127,6 +213,8 @@ def test_replicas_that_are_gone_make_room_for_others() -> None:
         return fleet.add(span, now)
 
     assert {add(f"r{i}", 1.0) for i in range(64)} == {None}
+    fleet.advance(50.0)
     assert add("r0", 95.0) is None
     assert add("new", 100.0) is None
     assert set(fleet.replicas) == {"r0", "new"}
+    assert fleet.served_times().arrived == pytest.approx([0.55] * 64)  # their clocks were ours
