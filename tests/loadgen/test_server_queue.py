@@ -4,22 +4,24 @@ and received, dispatches inferred from the clients' records.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from kendall.loadgen.commands import compare_cli, load_cli, summary_cli
-from kendall.loadgen.compare.client_side import inferred
+from kendall.loadgen.compare.client_side import client_side, inferred
 from kendall.loadgen.measures.lengths import lengths_received
 from kendall.policies.text import SpecError
-from kendall.queueing.measurement.record import Record, read_run
+from kendall.queueing.measurement.record import Header, Record, read_run
 from kendall.queueing.measurement.server_signals import TGI, ServerCounters
 from kendall.queueing.measurement.server_signals import VLLM as VLLM_SERVER
 from tests.loadgen.fake_server import DONE, chunk, serving_in_a_thread, stream, usage
@@ -187,6 +189,72 @@ def test_dispatches_are_those_of_a_queue_with_so_many_slots(slots: int) -> None:
 def test_too_few_slots_show_in_first_tokens_that_came_too_early() -> None:
     records, _ = queue_of(8, 500, seed=1)
     assert inferred(records, 4).early > 100
+
+
+def answer_of(sent: float, first: float, last: float, tokens: int, name: str = "") -> Record:
+    return Record(
+        request_id=name or f"{sent:g}",
+        outcome="completed",
+        sent_at=sent,
+        first_token_at=first,
+        last_token_at=last,
+        output_tokens=tokens,
+    )
+
+
+def test_dispatches_by_hand() -> None:
+    """Two slots: the third waits for the end of the first, the fourth has its first token before a
+    slot is free and is put there, the fifth finds a free one.
+    """
+    records = [
+        answer_of(0.0, 1.0, 4.0, 4),
+        answer_of(1.0, 2.0, 9.0, 8),
+        answer_of(2.0, 5.0, 6.0, 2),
+        answer_of(3.0, 3.5, 4.5, 2),
+        answer_of(20.0, 20.5, 21.0, 1),
+        msgspec.structs.replace(answer_of(4.0, 5.0, 6.0, 2), outcome="failed"),
+    ]
+    run = inferred(records, 2)
+    assert [record.dispatched_at for record in run.records] == [0.0, 1.0, 4.0, 3.5, 20.0]
+    assert [record.queueing_delay for record in run.records] == [0.0, 0.0, 2.0, 0.5, 0.0]
+    assert [record.service_time for record in run.records] == [4.0, 8.0, 2.0, 1.0, 1.0]
+    assert [record.server_free_at for record in run.records] == [4.0, 9.0, 6.0, 4.5, 21.0]
+    assert [record.batch_id for record in run.records] == [0, 1, 2, 3, 4]
+    assert (run.early, run.slots) == (1, 2)
+    first = run.records[0]
+    assert (first.policy, first.epoch, first.server_id) == ("continuous:max_batch_size=2", 0, 0)
+    assert (first.client_request_id, first.arrived_at, first.batch_size) == ("0", 0.0, 1)
+    # as early as the clocks of two reads allow: a thousandth of a second
+    near = [answer_of(0.0, 1.0, 4.0, 4), answer_of(1.0, 3.9995, 5.0, 2)]
+    found = inferred(near, 1)
+    assert (found.early, found.records[1].dispatched_at) == (0, 3.9995)
+
+
+def test_token_times_by_hand() -> None:
+    """Of those that are kept; the gap is the ratio of the sums, one token has none."""
+    records = [
+        answer_of(0.0, 1.0, 4.0, 4, "a"),
+        answer_of(10.0, 12.0, 13.0, 3, "b"),
+        answer_of(20.0, 26.0, 26.0, 1, "c"),
+        answer_of(30.0, 39.0, 99.0, 2, "left out"),
+    ]
+    told = {"server_queue": {"mean": 0.5, "requests": 4}}
+    header = Header(writer="load", configuration=told)
+    run = inferred(records, 2)
+    found = client_side(header, run, ["a", "b", "c"], model=None, rate=1.0)
+    first, gap = found.token_times
+    assert [first.name, gap.name] == ["time_to_first_token", "inter_token_latency"]
+    assert first.observed.mean == pytest.approx((1 + 2 + 6) / 3)
+    assert gap.observed.mean == pytest.approx((3 + 1) / (3 + 2))
+    assert (first.predicted, first.deviation, found.requests, found.slots) == (None, None, 4, 2)
+    assert found.inferred_delay == 0.0
+    assert found.server is not None
+    assert (found.server.mean, found.server.requests) == (0.5, 4)
+    one = client_side(Header(writer="load"), run, ["c"], model=None, rate=1.0)
+    assert [each.name for each in one.token_times] == ["time_to_first_token"]
+    assert one.server is None
+    beside = dataclasses.replace(first, predicted=2.0)
+    assert beside.deviation == pytest.approx(0.5)
 
 
 def test_lengths_as_drawn() -> None:

@@ -11,9 +11,11 @@ import pytest
 
 from kendall.loadgen.compare.compare import compare
 from kendall.loadgen.compare.theory import (
+    lengths_of,
     predict_means,
     published_delay,
     replay_arrivals,
+    servers_of,
     theory_of,
 )
 from kendall.policies import parse_policy
@@ -23,6 +25,7 @@ from kendall.queueing.estimation.replayed import DRAWS
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.measurement.recursion import served
 from kendall.queueing.prediction import predict_model
+from kendall.queueing.prediction.by_length import durations_by_length
 from kendall.queueing.queue import Queue
 from kendall.queueing.simulation import fast
 from kendall.queueing.simulation.experiment import run_given
@@ -75,6 +78,32 @@ def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
     assert 0 < comparison.load < 1
     assert abs(predicted.deviation) < 0.02 + 3 * predicted.half_width
     assert predicted.half_width < 0.4
+
+
+@pytest.mark.parametrize(("asked", "at"), [(8.0, 8.0), (None, 12.0)])
+def test_predictions_are_of_the_rate_that_was_asked_for(asked: float | None, at: float) -> None:
+    """Of the run's own where none was; the live one is always of the run's, and its lengths."""
+    policy = parse_policy("single")
+    group = served(drive(policy, 6.0, n=40))
+    law = dataclasses.replace(LAW, k4=LAW.k4 / 10, k2=LAW.k2 / 10)
+    theory = theory_of(law, LENGTHS, asked)
+    model = Queue.read("single", LENGTHS, law)
+    assert theory.predict is not None
+    assert theory.live is not None
+    assert theory.published is not None
+    assert theory.by_length is not None
+    assert theory.predict(policy, 12.0, group, law) == predict_means(model, at)
+    assert theory.published(policy, 12.0, group, law) == published_delay(model, at)
+    by_length, expected = theory.by_length(policy, 12.0, group, law), durations_by_length(model, at)
+    assert str(by_length) == str(expected) != str(durations_by_length(model, 10.0))
+    own = model.but(output_tokens=lengths_of(group))
+    assert theory.live(policy, 12.0, group, law) == predict_means(own, 12.0)
+
+
+def test_a_run_has_as_many_servers_as_it_shows() -> None:
+    group = served(drive(parse_policy("single"), 6.0, n=3))
+    assert servers_of(group) == 1
+    assert servers_of([dataclasses.replace(group[0], server_id=2), *group]) == 3
 
 
 def single(lengths: TokenDistribution, law: LatencyModel) -> Queue:

@@ -103,10 +103,10 @@ def test_spans_that_did_not_come(answers: Callable[..., LostSpans]) -> None:
     read = answers(
         (exposition(5), exposition(5)), (exposition(9, aborted=8), exposition(6, aborted=9))
     )
-    for ended, lost in ((0, 5), (3, 2), (9, 0)):
+    for ended, missing in ((0, 5), (3, 2), (9, 0)):
         fleet.ended = ended
         found = [read.lost(fleet, now) for now in (10.0, 30.0)]
-        assert found == [(lost, 5)] * 2
+        assert found == [(missing, 5)] * 2
     assert read.lost(fleet, 9.9) is None  # the last reading is not known of yet
 
 
