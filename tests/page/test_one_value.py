@@ -18,6 +18,7 @@ from kendall.queueing.choosing.forecast import WhatIf
 from kendall.queueing.estimation.summaries import Judgement
 from kendall.queueing.result import Prediction, Quantiles
 from kendall.server.page.history import short
+from kendall.server.page.minute import MINUTE_COLUMNS
 from kendall.server.page.state import COLUMNS, topics
 from tests.page.site import becomes, loaded, serving, topics_of
 from tests.server.asgi import running
@@ -102,6 +103,95 @@ def test_what_ifs_of_an_earlier_assessment_give_the_setting_in_force_no_second_v
             assert "predicted queueing_delay" in quantities(shown)
             assert apart(shown) == {}
             assert shown["what_if_in_force"]["effective_max_batch_size"] == 8
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_row_of_a_second_is_that_of_the_assessment(policy: str) -> None:
+    """Interval and observation of the quantity that is compared alone; instants are Unix time."""
+    minute = [float(number) for number in range(len(MINUTE_COLUMNS))]
+
+    async def main() -> None:
+        async with running(policy) as (_, gateway):
+            live = gateway.live_model()
+            live.prediction = look = replace(look_of(policy), at=gateway.now() - 7.0)
+            live.what_if_at, live.what_if_left = gateway.now() - 9.0, 3
+            rates = live.activity.recent
+            for begins in (True, False, False):  # of one call
+                rates.saw(gateway.now(), begins_call=begins)
+            shown = topics(gateway, 1e9 + 0.26, minute)
+            found = dict(zip(COLUMNS, shown["now"]["row"], strict=True))
+            assert shown["look"]["at"] == 999_999_993
+            state = shown["what_if_state"]
+            assert (state["at"], state["left"]) == (999_999_991, 3)
+            assert [found.pop(name) for name in MINUTE_COLUMNS] == minute
+            assert (found.pop("at"), found.pop("queue_length"), found.pop("in_service")) == (
+                (1_000_000_000.3, 0, 0)
+            )
+            factor, predicted = live.rate_factor, look.predicted
+            assert isinstance(predicted, Prediction)
+            expected: dict[str, float | None] = {
+                "arrival_rate": look.arrival_rate * factor,
+                "sequence_rate": 3 * look.arrival_rate * factor,
+                "utilisation": 0.0,
+                "predicted_utilisation": None if live.outdated else predicted.utilisation,
+                "load": predicted.load * factor,
+                "predicted_queue_length": None if live.outdated else predicted.queue_length.mean,
+            }
+            observed = look.comparison.observed
+            delay = look.observed_queueing_delay
+            sojourns = look.compared == "sojourn_time"
+            assert sojourns == policy.startswith("continuous")
+            assert delay is not None
+            for what, seen, own, compared in (
+                ("delay", delay, predicted.queueing_delay, not sojourns),
+                ("sojourn", observed if sojourns else None, predicted.sojourn_time, sojourns),
+            ):
+                ends = {"": None, "_low": None, "_high": None, "_p95": None, "_p99": None}
+                if seen is not None:
+                    ends |= {
+                        "": seen.mean.value,
+                        "_low": seen.mean.low,
+                        "_high": seen.mean.high,
+                        "_p95": seen.quantiles["p95"].value,
+                        "_p99": seen.quantiles["p99"].value,
+                    }
+                expected |= {f"observed_{what}{end}": value for end, value in ends.items()}
+                expected |= {
+                    f"predicted_{what}": own.mean,
+                    f"predicted_{what}_low": look.interval.low if compared else None,
+                    f"predicted_{what}_high": look.interval.high if compared else None,
+                    f"predicted_{what}_p95": own.p95,
+                    f"predicted_{what}_p99": own.p99,
+                }
+            assert found == {
+                name: None if value is None else short(value) for name, value in expected.items()
+            }
+
+    run_virtual(main())
+
+
+def test_without_an_assessment_the_rates_are_those_of_the_last_minute() -> None:
+    async def main() -> None:
+        async with running("single") as (_, gateway):
+            await asyncio.sleep(10 - gateway.now() % 10)
+            began = gateway.now()
+            for begins in (True, True, False):
+                gateway.live_model().activity.recent.saw(began, begins_call=begins)
+            shown = topics(gateway, 1e9)
+            found = dict(zip(COLUMNS, shown["now"]["row"], strict=True))
+            calls, sequences = found["arrival_rate"], found["sequence_rate"]
+            assert sequences == pytest.approx(1.5 * calls, rel=1e-5)
+            assert calls == pytest.approx(gateway.live_model().activity.arrival_rate(), rel=1e-5)
+            assert shown["look"]["prediction"] is None
+            assert shown["look"]["reason"].startswith("no prediction yet")
+            assert (shown["look"]["at"], shown["what_if"], shown["servers"]) == (None, [], [])
+            assert found["load"] is found["predicted_delay"] is found["observed_delay"] is None
+            about = shown["gateway"]
+            assert (about["state"], about["model"], about["looks"]) == ("serving", "tiny", False)
+            assert (about["resizable"], about["serving"], about["restarts"]) == (None, 1, 0)
+            assert (about["keyed"], about["law"]) == (False, True)
 
     run_virtual(main())
 

@@ -124,8 +124,18 @@ def test_rates_and_utilisation_of_the_last_minute() -> None:
     assert rates == pytest.approx((1 / 60, 1 / 60))
     assert [activity.since(at) for at in (0.0, 200.0)] == [(1, 60.0), (0, 0.0)]
     assert activity.utilisation_of(0) == pytest.approx(3 / 60)
+    servers.remove(1)
+    assert activity.utilisation() == pytest.approx(3 / 60)
     servers.clear()
     assert activity.utilisation() == 0.0
+
+
+def test_rates_of_more_arrivals_than_are_kept_without_a_look_at_their_age() -> None:
+    activity = Activity(lambda: 0.0, lambda: [0], 0.0)
+    for number in range(5000):
+        activity.recent.saw(number / 50, begins_call=number % 2 == 0)
+    assert activity.recent.call_rate(100.0) == pytest.approx(25.0)
+    assert activity.recent.sequence_rate(100.0) == pytest.approx(50.0)
 
 
 def test_busy_intervals_are_kept_for_as_long_as_is_asked_for() -> None:
