@@ -246,6 +246,7 @@ def test_loads_follow_the_arrivals_before_the_predicting_process_has_an_answer()
         (False, False, 0.97, "the queue grows without bound"),
         (True, True, 0.6, "by simulation"),
         (True, None, 0.6, "by simulation"),
+        (False, True, 0.6, "by simulation"),
     ],
 )
 def test_the_setting_in_force_says_of_its_steady_state_what_the_assumption_says(
@@ -257,7 +258,8 @@ def test_the_setting_in_force_says_of_its_steady_state_what_the_assumption_says(
             look = look_of("single")
             assert isinstance(look.predicted, Prediction)
             predicted: Any = {"stable": stable, "load": load}
-            judged = {**look.comparison.assumptions, "stable_queue": Judgement(holds, says)}
+            own = "another reason" if says == "by simulation" else says
+            judged = {**look.comparison.assumptions, "stable_queue": Judgement(holds, own)}
             live.prediction = replace(
                 look,
                 at=gateway.now(),

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,11 +17,15 @@ import numpy as np
 import pytest
 
 from kendall.policies import Request, parse_policy
+from kendall.queueing.choosing.autopilot.decision import Decision
 from kendall.queueing.choosing.autopilot.state import FailedSetting, State
 from kendall.queueing.choosing.forecast import Setting
 from kendall.server.admission.limits_in_force import PolicyChange
 from kendall.server.gateway import Gateway
 from kendall.server.live import model, prediction_worker
+from kendall.server.live.pilot import Pilot, SavedPilot, autopilot_bounds
+from kendall.server.runtime.errors import ApiError
+from kendall.server.telemetry.metrics import Metrics
 from tests.server.asgi import call, completion, running
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual
@@ -180,3 +185,122 @@ def test_a_list_of_policies_outlasts_a_manual_switch() -> None:
             assert gateway.live.pilot.shown().bounds.policies == ("single", "elastic")
 
     run_virtual(main())
+
+
+class Piloted:
+    """A gateway of which an autopilot turns the knobs, and the process in which it decides."""
+
+    def __init__(self, mode: str, policy: str = "single", **settings: Any) -> None:
+        usual: dict[str, Any] = {"autopilot_policies": (), "max_clipped_fraction": 0.05}
+        usual |= {"autopilot": mode, "policy": policy, "prediction_interval": 5.0}
+        self.settings = SimpleNamespace(**usual | settings)
+        self.metrics = Metrics()
+        self.turned: list[tuple[PolicyChange, bool]] = []
+        self.limits = SimpleNamespace(change=self.change, max_output_tokens=64)
+        capabilities = SimpleNamespace(servers=2)
+        self.batcher = SimpleNamespace(policy_text="dynamic", capabilities=capabilities)
+        self.asked: list[tuple[Any, ...]] = []
+
+    def now(self) -> float:
+        return 100.0
+
+    def change(self, change: PolicyChange, *, by_autopilot: bool) -> None:
+        self.turned.append((change, by_autopilot))
+
+    async def ask(self, *question: Any) -> None:
+        self.asked.append(question)
+
+    def pilot(self) -> Pilot:
+        host: Any = self
+        return Pilot(host, host)
+
+
+def decision(kind: Any, at: float = 0.0) -> Decision:
+    after = Setting(policy="capped:max_batch_size=8", max_output_tokens=32)
+    return Decision(
+        at=at, kind=kind, knob="policy", before=Setting(policy="single"), after=after, reason="why"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "turns"),
+    [("act", "change", 1), ("act", "rollback", 1), ("act", "kept", 0), ("advise", "change", 0)],
+)
+def test_a_decision_is_logged_kept_and_carried_out_where_it_acts(
+    mode: str, kind: str, turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, made = Piloted(mode), decision(kind)
+    pilot = host.pilot()
+    with caplog.at_level(logging.INFO):
+        pilot.carry_out(made)
+    assert made.says in caplog.text
+    assert pilot.shown().decisions == (made,)
+    change = PolicyChange(policy="capped:max_batch_size=8", max_output_tokens=32)
+    assert host.turned == [(change, True)] * turns
+    text = host.metrics.exposition().decode()
+    assert f'kendall_autopilot_decisions_total{{kind="{kind}"}} 1.0' in text
+
+
+def test_the_last_hundred_decisions_are_kept() -> None:
+    pilot = Piloted("advise").pilot()
+    for number in range(103):
+        pilot.carry_out(decision("kept", float(number)))
+    assert [each.at for each in pilot.shown().decisions] == list(range(3, 103))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed", "bounds"),
+    [
+        ("dynamic", (), ("dynamic", "capped")),
+        ("capped:max_batch_size=4", (), ("capped",)),
+        ("elastic:max_batch_size=4", (), ("elastic",)),
+        ("single", ("single", "dynamic"), ("single", "dynamic")),
+    ],
+)
+def test_what_it_may_turn(policy: str, allowed: tuple[str, ...], bounds: tuple[str, ...]) -> None:
+    found = autopilot_bounds(policy, allowed, 0.02)
+    assert (found.policies, found.max_clipped_fraction) == (bounds, 0.02)
+
+
+def test_another_mode_is_told_to_the_process_that_decides() -> None:
+    host = Piloted("act")
+    pilot = host.pilot()
+    asyncio.run(pilot.start(host.ask))
+    pilot.remember(msgspec.Raw(b"1"))
+    shown = asyncio.run(pilot.steer("off"))
+    assert (shown.mode, shown.bounds.max_clipped_fraction, pilot.on) == ("off", 0.05, False)
+    asyncio.run(pilot.start(host.ask))
+    assert host.asked == [("start_pilot", "act", None, 0.0), ("steer_pilot", "off")]
+    blind = Piloted("off", prediction_interval=0.0).pilot()
+    with pytest.raises(ApiError, match="got --prediction-interval 0; expected an interval > 0"):
+        asyncio.run(blind.steer("act"))
+
+
+@pytest.mark.parametrize(("mode", "acts"), [("act", True), ("advise", False), ("off", None)])
+def test_what_an_earlier_life_remembered(mode: str, acts: bool | None) -> None:
+    """Its instants are of a clock that showed 60 seconds less."""
+    host = Piloted(mode)
+    pilot, memory = host.pilot(), msgspec.Raw(b'{"failures":[]}')
+    knobs = Setting(policy="capped:max_batch_size=8", max_output_tokens=32)
+    pilot.restore(SavedPilot(autopilot=memory, clock=40.0, knobs=knobs, followed="dynamic"))
+    asyncio.run(pilot.start(host.ask))
+    if acts is None:
+        assert (pilot.state, host.asked, host.turned) == (None, [], [])
+        return
+    assert host.asked == [("start_pilot", mode, memory, 60.0)]
+    change = PolicyChange(policy=knobs.policy, max_output_tokens=32)
+    assert host.turned == ([(change, True)] if acts else [])
+    assert pilot.shown().bounds.policies == (("dynamic", "capped") if acts else ("single",))
+    saved = pilot.saved()
+    assert (saved.autopilot, saved.clock, saved.followed) == (
+        (memory, 100.0, "dynamic" if acts else "single")
+    )
+    assert saved.knobs == Setting(policy="dynamic", max_output_tokens=64, servers=2)
+
+
+def test_nothing_was_remembered() -> None:
+    host = Piloted("act")
+    pilot = host.pilot()
+    pilot.restore(SavedPilot(followed="dynamic"))
+    assert (pilot.state, host.turned, pilot.saved().followed) == (None, [], "single")
+    assert bytes(pilot.saved().autopilot) == b"null"
