@@ -224,6 +224,8 @@ def test_dispatches_by_hand() -> None:
     first = run.records[0]
     assert (first.policy, first.epoch, first.server_id) == ("continuous:max_batch_size=2", 0, 0)
     assert (first.client_request_id, first.arrived_at, first.batch_size) == ("0", 0.0, 1)
+    told = client_side(Header(writer="load"), run, [], model=None, rate=1.0)
+    assert (told.inferred_delay, told.early, told.token_times) == (0.5, 1, ())
     # as early as the clocks of two reads allow: a thousandth of a second
     near = [answer_of(0.0, 1.0, 4.0, 4), answer_of(1.0, 3.9995, 5.0, 2)]
     found = inferred(near, 1)
@@ -250,6 +252,18 @@ def test_token_times_by_hand() -> None:
     assert found.inferred_delay == 0.0
     assert found.server is not None
     assert (found.server.mean, found.server.requests) == (0.5, 4)
+    # the spread is that of a ratio of sums
+    rng = np.random.default_rng(1)
+    spans, gaps = rng.exponential(1.0, 400), rng.integers(1, 9, 400)
+    many = [
+        answer_of(float(row), row + 0.5, row + 0.5 + spans[row], int(gaps[row]) + 1)
+        for row in range(400)
+    ]
+    ids = [each.request_id for each in many]
+    (_, ratio) = client_side(header, inferred(many, 9), ids, model=None, rate=1.0).token_times
+    assert ratio.observed.mean == pytest.approx(spans.sum() / gaps.sum())
+    error = np.std(spans - spans.sum() / gaps.sum() * gaps) / gaps.mean() / 20
+    assert ratio.observed.half_width == pytest.approx(1.96 * error, rel=0.2)  # which knows memory
     one = client_side(Header(writer="load"), run, ["c"], model=None, rate=1.0)
     assert [each.name for each in one.token_times] == ["time_to_first_token"]
     assert one.server is None
