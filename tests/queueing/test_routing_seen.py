@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
-from kendall.queueing.distributions.token_distribution import parse_distribution
+from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.estimation.routing import Routing, routing_of
 from kendall.queueing.latency.law import LatencyModel
 from kendall.queueing.queue import Queue
@@ -91,3 +94,84 @@ def test_one_server_and_few_requests_tell_nothing() -> None:
     assert routing_of(numbers, numbers, numbers + 1, one, 4) is None
     few, two = numbers[:40], np.arange(40) % 2
     assert routing_of(few, few, few + 1, two, 4) is None
+
+
+def chance_of_two(numbers: list[int], own: int) -> float:
+    """Of the pairs of servers, each as likely: the one with fewer, of equal ones either."""
+    pairs = list(itertools.combinations(range(len(numbers)), 2))
+    wins = [
+        0.5 if numbers[a] == numbers[b] else float(own == (a if numbers[a] < numbers[b] else b))
+        for a, b in pairs
+        if own in (a, b)
+    ]
+    return sum(wins) / len(pairs)
+
+
+def told_by_hand(
+    arrived: Vector, dispatched: Vector, freed: Vector, server: Vector, slots: int
+) -> tuple[dict[str, float], float | None]:
+    """The likelihoods and the share of the waits out of turn, request after request."""
+    servers = int(server.max()) + 1
+    logs: dict[str, list[float]] = {}
+    beyond, out = [0.0] * servers, []
+    for i, (at, own) in enumerate(zip(arrived, server, strict=True)):
+        present = [sum(server[j] == s and freed[j] > at for j in range(i)) for s in range(servers)]
+        fewest = [s for s in range(servers) if present[s] == min(present)]
+        turn = [math.exp(-each / 0.5) for each in beyond]
+        chances = {
+            "random": 1 / servers,
+            "round_robin": turn[own] / sum(turn),
+            "least_requests": (own in fewest) / len(fewest),
+        }
+        if servers > 2:
+            chances["power_of_two"] = chance_of_two(present, own)
+        for name, chance in chances.items():
+            logs.setdefault(name, []).append(math.log(0.9 * chance + 0.1 / servers))
+        beyond = [0.95 * each - 1 / servers + (s == own) for s, each in enumerate(beyond)]
+        if dispatched[i] - at > 0.02:
+            middle = (at + dispatched[i]) / 2
+            others = [j for j in range(arrived.size) if server[j] != own]
+            taken = [
+                sum(dispatched[j] <= middle < freed[j] for j in others if server[j] == s)
+                for s in range(servers)
+                if s != own
+            ]
+            passed = any(j > i and dispatched[j] < dispatched[i] - 0.02 for j in others)
+            out.append(passed or min(taken) < slots)
+    return {name: float(np.mean(each)) for name, each in logs.items()}, (
+        float(np.mean(out)) if out else None
+    )
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_likelihoods_and_turns_are_those_by_hand(servers: int, seed: int) -> None:
+    """Any instants, in any order; what came before the first or after the last of a server that
+    is seen is left out.
+    """
+    rng = np.random.default_rng(seed)
+    arrived = np.sort(rng.random(90) * 20)
+    server = np.where(rng.random(90) < 0.3 + 0.09 * seed, np.arange(90) % servers, 0)
+    waits = rng.exponential(0.3, 90) * (rng.random(90) < 0.5) * (seed > 0)
+    dispatched = arrived + waits
+    freed = dispatched + rng.exponential(0.8, 90)
+    first = max(arrived[server == each][0] for each in range(servers))
+    last = min(arrived[server == each][-1] for each in range(servers))
+    known = (arrived >= first) & (arrived <= last)
+    shown = (arrived[known], dispatched[known], freed[known], server[known])
+    likelihoods, out_of_turn = told_by_hand(*shown, slots=2)
+    order = rng.permutation(90)
+    found = routing_of(arrived[order], dispatched[order], freed[order], server[order], 2)
+    if np.count_nonzero(known) < 50:
+        assert found is None
+        return
+    assert found is not None
+    assert found.requests == np.count_nonzero(known)
+    assert found.likelihoods == pytest.approx(likelihoods, abs=1e-12)
+    assert found.out_of_turn == (None if out_of_turn is None else pytest.approx(out_of_turn))
+    best = max(likelihoods, key=lambda name: likelihoods[name])
+    if out_of_turn is not None and out_of_turn <= 0.05:
+        best = "central"
+    elif (likelihoods[best] - likelihoods["random"]) * found.requests <= math.log(1000):
+        best = "random"
+    assert found.rule == best

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ def observed_law(served: ServedTimes, rng: np.random.Generator) -> ObservedLaw |
     intervals = {name: (float(a), float(b)) for name, a, b in zip(NAMES, low, high, strict=True)}
     law = LatencyModel(**dict(zip(NAMES, found.tolist(), strict=True)))
     return ObservedLaw(
-        law=dataclasses.replace(law, turnaround=_turnaround(served, law)),
+        law=dataclasses.replace(law, turnaround=_turnaround(served.of_servers(), law)),
         intervals=intervals,
         error=float(np.mean(np.abs(times / np.maximum(design @ found, 1e-12) - 1))),
         requests=int(served.started.size),
@@ -140,16 +140,18 @@ def _bootstrap(
     return draws
 
 
-def _turnaround(served: ServedTimes, law: LatencyModel) -> float:
+def _turnaround(servers: Sequence[ServedTimes], law: LatencyModel) -> float:
     """Mean seconds of a slot outside steps: what was held longer than the engine's steps, but for
-    the wait for the next of them where others were in service.
+    the wait for the next of them where others were in service there.
     """
-    beside = served.held - (served.last - served.started)
-    others = np.searchsorted(np.sort(served.first), served.started) - np.searchsorted(
-        np.sort(served.last), served.started
-    )
-    wait = np.where(others > 0, HALF * (law.k3 * np.maximum(others, 0) + law.k4), 0.0)
-    return max(0.0, float((beside - wait).mean()))
+    outside = []
+    for own in servers:
+        others = np.searchsorted(np.sort(own.first), own.started) - np.searchsorted(
+            np.sort(own.last), own.started
+        )
+        wait = np.where(others > 0, HALF * (law.k3 * others + law.k4), 0.0)
+        outside.append(own.held - (own.last - own.started) - wait)
+    return max(0.0, float(np.concatenate(outside).mean()))
 
 
 def _doubts(
