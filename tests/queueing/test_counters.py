@@ -391,10 +391,11 @@ def test_arrivals_are_never_negative_and_gauges_may_be_missing() -> None:
 
 
 def test_a_gap_is_more_than_four_usual_stretches() -> None:
-    at = [0, 10, 20, 60, 100.1]
-    found = over_all(samples(at, finished=[0, 1, 2, 3, 4], kv_usage=[0.1, 0.5, 0.2, 0.3, 0.9]))
-    assert (found.seconds, found.missing, found.scrapes) == (60, pytest.approx(40.1), 3)
-    assert (found.total("finished"), found.kv_usage) == (3, 0.5)
+    at = [0, 10, 20, 30, 40, 50, 90, 130.1]
+    kv_usage = [0.1, 0.5, 0.2, 0.2, 0.2, 0.2, 0.3, 0.9]
+    found = over_all(samples(at, finished=range(8), kv_usage=kv_usage))
+    assert (found.seconds, found.missing, found.scrapes) == (90, pytest.approx(40.1), 6)
+    assert (found.total("finished"), found.kv_usage) == (6, 0.5)
 
 
 def test_replicas_with_other_buckets_have_those_that_both_have() -> None:
@@ -586,11 +587,11 @@ def test_what_prompts_cost_is_told_as_far_as_they_differ(
 def test_sequences_that_vary_by_two_hundredths_tell_what_one_more_costs(
     apart: float, told: bool
 ) -> None:
-    """Their coefficient of variation, of those in a step: it is 1 of what is met beside `mean`."""
+    """The coefficient of variation of those in a step, which are one more than on average."""
     law = LatencyModel(k3=0.002, k4=0.02)
     stretches = [
-        steady(1e-3, 9.0 + sign * 10.0 * apart, 0.0, law, seconds=1e7, prefills=False)
-        for sign in (-1, 1)
+        steady(rate, 9.0 + sign * 10.0 * apart, 0.0, law, seconds=1e7, prefills=False)
+        for sign, rate in ((-1, 1e-3), (1, 1.01e-3))
     ]
     found = step_law(stretches, None)
     assert found is not None
@@ -843,7 +844,6 @@ def gapped(*gaps: float) -> tuple[Totals, ...]:
             {"arrivals": (10.0, 10.0 + 2**0.5 * 2, 10.0 + 2**0.5)},
             "not in the counters: with its own estimates the model misses this row too",
         ),
-        ({"arrived": 400, "finished": 400}, "arrivals: 300% more than the row before"),
         (
             {"service_sum": 900.0, "queue_time_sum": 45.0},
             "steps: 200% slower than the row before",
@@ -857,6 +857,38 @@ def test_a_row_that_is_missed_says_why(more: dict[str, Any], cause: str) -> None
     assert second.inside is False
     assert second.cause == cause
     assert record.missed == (second,)
+
+
+BUSY = {"arrived": 230.0, "finished": 230.0, "delay": 3.7}
+LONG = {"output_tokens_sum": 2300.0, "service_sum": 690.0, "delay": 7.5}
+SLOW = {"service_sum": 690.0, "delay": 7.5}
+QUIET = {"delay": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("hours_", "cause"),
+    [
+        (({}, BUSY), "arrivals: 130% more than the row before"),
+        (({"arrived": 180, "finished": 180}, QUIET), "arrivals: 44% fewer than the row before"),
+        (({}, LONG), "answers: 130% longer than the row before"),
+        (
+            ({"output_tokens_sum": 1800, "service_sum": 540}, QUIET),
+            "answers: 44% shorter than the row before",
+        ),
+        (({}, SLOW), "steps: 130% slower than the row before"),
+        (({"service_sum": 540}, QUIET), "steps: 44% faster than the row before"),
+    ],
+)
+def test_of_what_changed_the_cause_is_what_moves_the_delay(
+    hours_: tuple[dict[str, float], ...], cause: str
+) -> None:
+    """Four slots of each replica, of which 1.5 are taken on average, 2.7 or 3.45: M/M/4 has a delay
+    of 0.04, 0.5 and 3.9 s, and of 9 s with longer services.
+    """
+    made = [counted_hour(number, **each) for number, each in enumerate(hours_)]
+    record = track_record(made, model="tiny", server="vLLM", slots=4, given=GIVEN)
+    assert (record.slots, record.rows[1].inside) == (4, False)
+    assert record.rows[1].cause == cause
 
 
 def test_a_row_as_json() -> None:
