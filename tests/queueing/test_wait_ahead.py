@@ -4,10 +4,13 @@ with what each found at its arrival.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import scipy.integrate
+import scipy.stats
 
 from kendall.policies import Fixed, parse_policy
 from kendall.queueing.control.service_ahead import service_ahead
@@ -15,6 +18,7 @@ from kendall.queueing.control.wait_ahead import (
     BatchFormation,
     BatchInService,
     BatchService,
+    Followed,
     SlotService,
     Wait,
     WaitForFormation,
@@ -51,6 +55,79 @@ def test_a_wait_is_certain_below_a_relative_spread_and_never_over_before_it_bega
     assert not uncertain.certain
     assert [each.within(-1e-3) for each in (uncertain, Wait(mean), Wait(0.0))] == [0.0] * 3
     assert (Wait(0.0).within(0.0), Wait(mean).within(mean)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(2.0, 1.0), (2.0, 12.0)])
+@pytest.mark.parametrize("elapsed", [0.0, 0.7, 5.0])
+def test_what_is_left_has_the_moments_of_the_law_beyond(
+    mean: float, variance: float, elapsed: float
+) -> None:
+    law = scipy.stats.gamma(mean**2 / variance, scale=variance / mean)
+    going = law.sf(elapsed)
+    first = scipy.integrate.quad(law.sf, elapsed, math.inf)[0] / going
+    second = scipy.integrate.quad(lambda x: 2 * (x - elapsed) * law.sf(x), elapsed, math.inf)[0]
+    left = Wait(mean, variance).after(elapsed)
+    assert (left.mean, left.variance) == pytest.approx((first, second / going - first**2))
+
+
+def test_a_wait_with_a_time_behind_it() -> None:
+    """The time behind it by the means of its 32 parts of equal chance."""
+    wait, after = Wait(2.0, 3.0), Wait(1.5, 0.6)
+    law = scipy.stats.gamma(1.5**2 / 0.6, scale=0.6 / 1.5)
+    ends = law.ppf(np.arange(33) / 32)
+    parts = [
+        32 * scipy.integrate.quad(lambda x: x * law.pdf(x), low, high)[0]
+        for low, high in itertools.pairwise(ends)
+    ]
+    own, found = scipy.stats.gamma(4 / 3, scale=3 / 2), Followed(wait, after)
+    assert found.mean == pytest.approx(3.5)
+    for seconds in (0.5, 2.0, 9.0):
+        expected = float(np.mean(own.cdf(seconds - np.array(parts))))
+        assert found.within(seconds) == pytest.approx(expected, rel=1e-6)
+    for level in (0.01, 0.5, 0.999):
+        assert found.within(found.quantile(level)) == pytest.approx(level, abs=1e-7)
+
+
+def test_a_certain_time_behind_a_wait_moves_its_law() -> None:
+    wait = Wait(2.0, 3.0)
+    moved = Followed(wait, Wait(1.5))
+    assert moved.within(4.0) == wait.within(2.5)
+    assert moved.quantile(0.9) == wait.quantile(0.9) + 1.5
+    nobody = WaitForFormation(Wait(1.0), BatchFormation(1, 0.0, math.inf))
+    assert math.isinf(Followed(nobody, Wait(1.0, 1.0)).quantile(0.5))
+
+
+@pytest.mark.parametrize(
+    ("server", "left", "mean"),
+    [
+        (Wait(0.0), math.inf, 2.0),
+        (Wait(0.0), 3.0, 2 * (1 - math.exp(-1.5))),
+        (Wait(1.0), math.inf, 1 + 2 * math.exp(-0.5)),
+        (Wait(1.0), 3.0, 1 + 2 * (math.exp(-0.5) - math.exp(-1.5))),
+        (Wait(1.0, 1.0), math.inf, 1 + 2 - 1 / 1.5),
+        (Wait(3.0), 2.5, 3.0),
+    ],
+)
+def test_the_longer_of_a_server_and_of_the_next_arrival(
+    server: Wait, left: float, mean: float
+) -> None:
+    """Exponential arrivals at 0.5/s: the mean and the law of a maximum."""
+    both = WaitForFormation(server, BatchFormation(1, 0.5, left))
+    assert both.mean == pytest.approx(mean, rel=3e-3)
+    for seconds in (0.5, 1.2, 2.9):
+        formed = 1.0 if seconds >= left else 1 - math.exp(-0.5 * seconds)
+        assert both.within(seconds) == pytest.approx(server.within(seconds) * formed)
+    for level in (0.5, 0.95):
+        found = both.quantile(level)
+        assert both.within(found) >= level - 1e-9
+        assert both.within(found * (1 - 1e-6)) <= level
+
+
+def test_a_batch_that_nobody_completes_waits_for_its_time_or_for_ever() -> None:
+    for left in (math.inf, 4.0):
+        alone = WaitForFormation(Wait(1.0), BatchFormation(2, 0.0, left))
+        assert alone.mean == left
+        assert alone.quantile(0.9) == pytest.approx(left)
 
 
 def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
