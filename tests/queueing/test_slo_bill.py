@@ -187,6 +187,108 @@ def test_more_traffic_has_more_replicas_and_less_has_fewer() -> None:
     assert within(run.run, GOAL.slos[0]).mean() >= 0.99
 
 
+@dataclass(frozen=True)
+class ByHand:
+    """The forecast of the class's docstring, written once more: requests one by one, each stretch
+    anew. A service takes 0.5 s a token, the SLO is a delay of 4 s at most for 9 in 10.
+    """
+
+    arrived: np.ndarray
+    tokens: np.ndarray
+    largest: int
+    ahead: int  # decisions, of 15 s each, until a replica that is ordered serves
+
+    def late(self, stretch: int) -> tuple[list[int], int]:
+        """Late requests of a stretch with 1, 2, .. replicas, and its requests."""
+        begin = 150 + 15 * stretch
+        end = begin + 15 * self.ahead
+        found = []
+        for replicas in range(1, self.largest + 1):
+            free, late, number = [-math.inf] * replicas, 0, 0
+            for at, count in zip(self.arrived, self.tokens, strict=True):
+                if not max(0.0, begin - 600.0) <= at < end:
+                    continue
+                start = max(at, free.pop(free.index(min(free))))
+                free.append(start + 0.5 * count)
+                number += at >= begin
+                late += at >= begin and start - at > 4
+            found.append(late)
+        return found, number
+
+    def needed(self, stretches: list[tuple[list[int], int]]) -> int:
+        """The fewest with which one in ten is late, of so many stretches."""
+        number = sum(each for _, each in stretches)
+        for replicas in range(1, self.largest + 1):
+            late = sum(each[replicas - 1] for each, _ in stretches)
+            if stretches and late <= 0.1 * number + 1e-9:
+                return replicas
+        return self.largest
+
+    def asked(self, now: float) -> int:
+        known = [self.late(k) for k in range(int((now - 150 - 15 * self.ahead) // 15) + 1)]
+        answers = []
+        for window in (75, 150, 300, 600, 1200, 3600):
+
+            def said(behind: int, window: int = window) -> int:
+                return self.needed(known[max(0, behind - window // 15) : max(0, behind)])
+
+            hour = range(max(self.ahead, len(known) - 240), len(known))
+            allowed = 0.1 * sum(known[k][1] for k in hour)
+            for margin in range(self.largest + 1):
+                numbers, *_, now_number = (
+                    [self.with_margin(said(k - self.ahead + 1), margin) for k in hour],
+                    self.with_margin(said(len(known)), margin),
+                )
+                late = sum(known[k][0][n - 1] for k, n in zip(hour, numbers, strict=True))
+                if late <= allowed + 1e-9:
+                    break
+            answers.append((float(np.mean(numbers)), now_number))
+        return min(answers)[1]
+
+    def with_margin(self, replicas: int, margin: int) -> int:
+        return min(self.largest, replicas + max(margin, math.ceil(0.1 * replicas)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_forecast_is_that_of_its_record(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rates = np.repeat(rng.choice([0.05, 0.2, 0.45], 9), 100)
+    arrived = np.flatnonzero(rng.random(900) < rates) + rng.random()
+    tokens = rng.integers(5, 25, arrived.size)
+    model = Queue.read("single", "uniform:low=5,high=24", "a=0.5,c=0")
+    goal = Objective(name="slo", **parse_slos("p90_queueing_delay<=4s"))
+    start_up, largest = 20.0, 7
+    by_hand = ByHand(arrived, tokens, largest, ahead=3)
+    rule = ForecastScaler(model, goal, start_up=start_up, largest=largest, seed=seed)
+    none = np.zeros(arrived.size, dtype=np.int64)
+
+    def decide(now: float, waiting: int = 0, *earlier: ScalingDecision) -> int:
+        past = arrived < now
+        given = Seen(
+            now=now,
+            ready=2,
+            starting=1,
+            waiting=waiting,
+            arrived_at=arrived[past],
+            prompt_tokens=none[past],
+            output_tokens=tokens[past],
+            earlier=earlier,
+        )
+        made = rule.decide(given)
+        assert made.at == now
+        assert made.replicas == max([made.asked, *[each.asked for each in earlier[-1:]]])
+        return made.asked
+
+    assert decide(839.0) == 3, "a record of 600 s: what there is"
+    for now in (840.0, 900.0):
+        assert decide(now) == by_hand.asked(now)
+    old, recent = (ScalingDecision(at=900 - each, asked=7, replicas=7) for each in (20, 19))
+    assert decide(900.0, 0, old, recent) == by_hand.asked(900.0)
+    last = np.flatnonzero(arrived < 890)[-1]
+    behind = arrived.size - last
+    assert decide(900.0, behind) == largest, "one has waited beyond its bound"
+
+
 def paid_at(run: FleetRun, instants: np.ndarray) -> list[int]:
     """Replicas that are paid for."""
     at, number = run.paid()
