@@ -21,6 +21,8 @@ from kendall.queueing.estimation.assumptions.engine_assumptions import (
     no_stalls,
 )
 from kendall.queueing.estimation.assumptions.forecast_assumptions import (
+    all_admitted,
+    independent_lengths,
     no_retries,
     number_in_system,
     open_loop,
@@ -704,3 +706,74 @@ def test_what_the_size_says_of_the_lengths_is_taken_away_up_to_its_square(power:
     own = 1e-3 * np.random.default_rng(3).normal(size=times.count)
     times = replace(times, measured=times.measured * np.exp(0.3 * logs), decoding=0.1 * logs + own)
     assert law_shape(times, constant=False).holds is None
+
+
+ALIKE = "the lengths in a call have an intraclass correlation of 0.25"
+
+
+@pytest.mark.parametrize(
+    ("alike", "mean", "worth", "holds", "says"),
+    [
+        (None, 0.1, 1.0, None, "not judged: every call is of one sequence"),
+        (
+            UNKNOWN,
+            0.1,
+            1.0,
+            None,
+            "not judged: too few calls of several sequences, or all answers are equally long",
+        ),
+        (Estimate(0.25, 0.0, 0.5), 0.1, 2.0, True, "the lengths in a call are independent"),
+        (Estimate(0.25, 0.01, 0.5), None, 1.0, None, ALIKE),
+        (
+            Estimate(0.25, 0.01, 0.5),
+            0.1,
+            0.91,
+            True,
+            f"{ALIKE}: drawn independently, the predicted mean would be 91 ms, not 100 ms; the "
+            "prediction draws lengths by call",
+        ),
+        (
+            Estimate(0.25, 0.01, 0.5),
+            0.1,
+            1.11,
+            False,
+            f"{ALIKE}: drawn independently, the predicted mean would be 111 ms, not 100 ms; the "
+            "prediction draws lengths by call",
+        ),
+        (
+            Estimate(0.25, 0.01, 0.5),
+            0.001,
+            0.1,
+            True,
+            f"{ALIKE}: drawn independently, the predicted mean would be 0.1 ms, not 1 ms; the "
+            "prediction draws lengths by call",
+        ),
+        (
+            Estimate(0.25, 0.01, 0.5),
+            0.002,
+            1e6,
+            False,
+            f"{ALIKE}: drawn independently, the predicted mean would be without bound, not 2 ms; "
+            "the prediction draws lengths by call",
+        ),
+    ],
+)
+def test_lengths_in_a_call_matter_by_a_tenth_and_a_millisecond(
+    alike: Estimate | None, mean: float | None, worth: float, holds: bool | None, says: str
+) -> None:
+    found = independent_lengths(alike, mean, worth)
+    assert (found.name, found.holds, found.says) == ("independent_lengths", holds, says)
+    if alike is not None and alike.known:
+        assert found.measure == 0.25
+
+
+def test_refused_calls_are_named_by_limit_the_most_first() -> None:
+    told = all_admitted(replace(WINDOW, refused={"rate": 100, "none": 0, "slo": 150}))
+    assert (told.holds, told.measure) == (False, 0.2)
+    assert "20.0% of the calls were refused" in told.says
+    assert "(slo 12.0%, rate 8.0%)" in told.says
+    assert all_admitted(replace(WINDOW, refused={"slo": 20})).says == (
+        "2.0% of the calls were refused"
+    )
+    nothing = all_admitted(replace(WINDOW, arrivals=np.empty(0)))
+    assert (nothing.holds, nothing.says) == (None, "no arrivals")

@@ -524,23 +524,60 @@ def test_stretches_that_hold_the_equations_have_their_law(
 
 
 def test_what_the_arrivals_do_not_explain_is_not_blamed_on_the_sequences() -> None:
-    """The sequences are those that arrivals of each stretch and the one before leave, m' = lam -
-    m / s, apart from a disturbance that arrivals know nothing of.
+    """The gaps are those of the sequences that arrivals of each stretch and the one before leave,
+    m' = lam - m / s; those that are seen have a disturbance too of which arrivals know nothing.
     """
     rates, seconds, service = [0.6, 1.2, 0.7, 1.5, 0.9, 0.8, 1.4, 1.0], 20.0, 9.0
-    present, stretches = rates[0] * service, []
+    present, stretches, means = rates[0] * service, [], []
     times = np.linspace(0.0, seconds, 20_001)
     for rate in rates:
         path = rate * service + (present - rate * service) * np.exp(-times / service)
         mean, present = float(np.trapezoid(path, times) / seconds), float(path[-1])
         law = LatencyModel(k3=0.002, k4=0.02)
+        means.append(mean)
         stretches.append(
             steady(rate, mean, 0.0, law, service=service, seconds=seconds, prefills=False)
         )
-    found = step_law(stretches, None)
+    gaps = np.array([each.gap for each in stretches])
+    known = np.stack([np.ones(8), means, np.array(rates) * gaps], axis=1)
+    weights = np.array([each.total("finished") for each in stretches])
+    drawn = np.random.default_rng(1).standard_normal(8)
+    disturbed = drawn - known @ np.linalg.solve(
+        known.T @ (known * weights[:, None]), known.T @ (weights * drawn)
+    )
+    seen = []
+    for each, gap, more in zip(stretches, gaps, disturbed, strict=True):
+        making = each.total("token_gap_sum") + more * seconds
+        counted = {"token_gap_sum": making, "token_gap_count": making / gap}
+        seen.append(totals(seconds, **each.increases | counted))
+    found = step_law(seen, None)
     assert found is not None
     assert (found.law.k3, found.law.k4) == pytest.approx((0.002, 0.02), rel=1e-5)
     assert found.notes == ("no time of a prefill is counted: prompts count as taking none",)
+    blank = totals(seconds, **seen[0].increases | {"token_gap_sum": 0.0})
+    again = step_law([blank, *seen], None)
+    assert again is not None
+    assert again.stretches == 8, "one without a time tells nothing"
+
+
+def test_the_fit_weighs_relative_errors_by_requests() -> None:
+    """Gaps of three stretches that no law of two coefficients has: the normal equations hold."""
+    chosen = [(0.5, 2.0, 0.02), (1.0, 4.0, 0.026), (1.4, 7.0, 0.021)]
+    stretches = [
+        steady(rate, decoding, 0.0, LatencyModel(k3=0.002, k4=k4), seconds=1e6, prefills=False)
+        for rate, decoding, k4 in chosen
+    ]
+    found = step_law(stretches, None)
+    assert found is not None
+    rates, sequences, _ = np.array(chosen).T
+    law = found.law
+    # a gap has one token more, and those who enter in it
+    fitted = (law.k4 + law.k3 * (sequences + 1 - 6e-6)) / (1 - rates * law.k3)
+    design = np.stack([np.ones(3), sequences + 1 + rates * fitted])
+    off = np.array([each.gap for each in stretches]) / fitted - 1
+    weights = np.array([each.total("finished") for each in stretches])
+    assert np.abs(off).max() > 0.02
+    assert (design / fitted) @ (weights * off) / weights.sum() == pytest.approx([0, 0], abs=1e-4)
 
 
 def test_stretches_count_by_their_requests_and_those_with_few_do_not() -> None:

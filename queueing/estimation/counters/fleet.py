@@ -81,8 +81,8 @@ class ObservedFleet:
     slots: int | None  # of one replica; None: not known, and nothing is taken to wait for one
     outside: float  # seconds of a request outside the engine
     requests: float  # of all replicas, in that time
-    dispersion: float = 1.0  # of the arrivals of its parts: variance over mean
-    pace: SpeedPath | None = None  # the law's speed within that time, where it changed
+    dispersion: float  # of the arrivals of its parts: variance over mean
+    pace: SpeedPath | None  # the law's speed within that time, where it changed
 
     @property
     def queue(self) -> Queue:

@@ -71,7 +71,7 @@ class Hour:
             side_by_side(part for each in found for part in each[first : first + TOGETHER])
             for first in range(0, len(edges) - 1, TOGETHER)
         ]
-        whole = WHOLE * max((part.seconds for part in by_part), default=0.0)
+        whole = WHOLE * max(part.seconds for part in by_part)
         return cls(
             start=edges[0],
             end=edges[-1],
