@@ -38,6 +38,7 @@ from kendall.queueing.estimation.counters.track_record import (
     track_record,
 )
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.speed_path import SpeedPath
 from kendall.queueing.measurement.server_signals import GAUGES
 from tests.counted_engine import (
     BUCKETS,
@@ -780,6 +781,23 @@ def test_one_slot_is_a_single_server() -> None:
     assert told.sojourn_time.value == pytest.approx(delay + 1.0, rel=0.02)
 
 
+def test_what_the_approximation_does_not_tell_is_simulated() -> None:
+    """A short delay, more than is served, an engine whose speed changes."""
+    assert predicted(fleet(slots=3)).method == "approximation"
+    short = predicted(fleet(slots=8))
+    assert short.method == "simulation"
+    assert short.queueing_delay.value == pytest.approx(0.15 * (1 - math.exp(-1.5)), rel=0.1)
+    assert short.sojourn_time.value == pytest.approx(3.1, rel=0.1)
+    more = predicted(fleet(slots=1, service_sum=250))
+    assert (more.method, more.load) == ("simulation", pytest.approx(1.25, rel=0.01))
+    # request after request waits half a second longer, 100 of them
+    assert more.queueing_delay.value == pytest.approx(25, rel=0.3)
+    even, changing = fleet(slots=2), SpeedPath(np.array([0.0, 50, 100]), np.array([0.6, 3.0]), 1.0)
+    told = predicted(even.at(pace=changing))
+    assert told.method == "simulation"
+    assert told.queueing_delay.value > 2 * predicted(even).queueing_delay.value
+
+
 @pytest.mark.parametrize(
     ("most", "expected"), [([], None), ([math.nan, 0.0], None), ([math.nan, 1.0, 3.0, 2.0], 3)]
 )
@@ -974,6 +992,13 @@ def test_a_row_as_json() -> None:
     assert [each.start for each in record.last(2).rows] == [100.0, 200.0]
     assert third.off == pytest.approx((4.0 - third.forecast.queueing_delay.value) / 7.0)  # type: ignore[union-attr]
     assert first.off == 0
+
+
+def test_the_three_rows_that_were_missed_most_are_shown() -> None:
+    delays = enumerate((0.2, 2.0, 9.0, 5.0, 3.0))
+    record = recorded(*(counted_hour(number, delay=delay) for number, delay in delays))
+    assert [row.start for row in record.missed] == [200.0, 300.0, 400.0]
+    assert record.coverage == (0, 4)
 
 
 def test_without_a_delay_the_sojourn_is_compared() -> None:

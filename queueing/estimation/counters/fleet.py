@@ -164,9 +164,6 @@ class Movement:
         )
 
 
-STILL = Movement(0.0, 0.0)
-
-
 def _moved(values: Vector, errors: Vector, usual: float) -> float:
     chance = errors**2
     squares = np.maximum(np.diff(np.log(values)) ** 2 - chance[1:] - chance[:-1], 0.0)
@@ -257,7 +254,7 @@ def _means(fleet: ObservedFleet, queue: Queue, seed: int) -> tuple[tuple[float, 
     """
     if fleet.pace is not None and fleet.arrival_rate < queue.largest_stable_rate:
         long = fleet.at(requests=float(MOST))
-        return _mean_of(_hours(long, queue, STILL, seed=seed)), "simulation"
+        return _mean_of(_hours(long, queue, seed=seed)), "simulation"
     try:
         answer = predict_model(queue, fleet.arrival_rate, METHOD)
     except (UnstableQueueError, NotConvergedError):
@@ -266,7 +263,7 @@ def _means(fleet: ObservedFleet, queue: Queue, seed: int) -> tuple[tuple[float, 
         delay, sojourn = answer.queueing_delay.mean, answer.sojourn_time.mean
         if delay is not None and sojourn is not None and not 0 < delay < SHORT * sojourn:
             return (delay, sojourn), answer.method
-    return _mean_of(_hours(fleet, queue, STILL, seed=seed)), "simulation"
+    return _mean_of(_hours(fleet, queue, seed=seed)), "simulation"
 
 
 def _mean_of(hours: Vector) -> tuple[float, float]:
@@ -275,17 +272,23 @@ def _mean_of(hours: Vector) -> tuple[float, float]:
 
 
 def _hours(
-    fleet: ObservedFleet, queue: Queue, moved: Movement, wait: float = 0.0, seed: int = 0
+    fleet: ObservedFleet,
+    queue: Queue,
+    moved: Movement | None = None,
+    wait: float = 0.0,
+    seed: int = 0,
 ) -> Vector:
-    """Mean delays and sojourns of simulated hours, a row each. `wait`: for the next step, on
-    average, which the delay of a server has too.
+    """Mean delays and sojourns of simulated hours, a row each, at the estimates, or drawn about
+    them as far as such hours moved. `wait`: for the next step, on average, which the delay of a
+    server has too.
     """
     requests = int(min(fleet.requests, MOST / (ENOUGH + 1)))
-    drawn = moved is not STILL
-    errors = (
-        math.hypot(moved.arrivals, fleet.rate_error) if drawn else 0.0,
-        math.hypot(moved.services, fleet.length_error) if drawn else 0.0,
-    )
+    errors = (0.0, 0.0)
+    if moved is not None:
+        errors = (
+            math.hypot(moved.arrivals, fleet.rate_error),
+            math.hypot(moved.services, fleet.length_error),
+        )
     found = []
     for index in range(ENOUGH + 1):
         stream = np.random.SeedSequence(seed, spawn_key=(index,))
