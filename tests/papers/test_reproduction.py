@@ -632,14 +632,45 @@ Data: [chapter-two.json](chapter-two.json). Again: `kendall reproduce chapter-tw
     assert shown.count("## ") == 6, "two documents, three artefacts, what is not here"
 
 
-def test_a_picture_is_the_committed_one(tmp_path):
-    """A logarithmic axis, marks and lines; pixels to a few levels in a thousand."""
+def committed(name: str, logarithmic: str) -> Artefact:
+    """The committed data of a figure without marks, whose axes they do not tell."""
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    return Artefact(
+        name,
+        data["title"],
+        panels=tuple(
+            Panel(
+                panel["title"],
+                panel["x"],
+                panel["y"],
+                tuple(
+                    curve(
+                        each["label"],
+                        each["x"],
+                        each["y"],
+                        each["kind"],
+                        each.get("standard_error", ()),
+                    )
+                    for each in panel["curves"]
+                ),
+                logarithmic,
+            )
+            for panel in data["panels"]
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "logarithmic"), [("chapter-case", None), ("inoue-fig2", ""), ("slides-phases", "y")]
+)
+def test_a_picture_is_the_committed_one(tmp_path, name, logarithmic):
+    """Marks; measured points; simulated series of their own. Pixels to a few levels in a
+    thousand.
+    """
+    artefact = make(name, quiet) if logarithmic is None else committed(name, logarithmic)
     ours, theirs = (
         np.asarray(Image.open(path).convert("RGB"), dtype=float)
-        for path in (
-            draw_artefact(make("chapter-case", quiet), tmp_path / "new" / "x.png"),
-            RESULTS / "chapter-case.png",
-        )
+        for path in (draw_artefact(artefact, tmp_path / "new" / "x.png"), RESULTS / f"{name}.png")
     )
     assert ours.shape == theirs.shape
     assert np.abs(ours - theirs).mean() < 0.02
