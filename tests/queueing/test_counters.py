@@ -906,7 +906,8 @@ def gapped(*gaps: float) -> tuple[Totals, ...]:
     ],
 )
 def test_a_row_that_is_missed_says_why(more: dict[str, Any], cause: str) -> None:
-    record = recorded(counted_hour(0), counted_hour(1, **{"delay": 5.0} | more))
+    made = counted_hour(0), counted_hour(1, **{"delay": 5.0} | more)
+    record = track_record(made, model="tiny", server="vLLM", slots=30, given=GIVEN)
     first, second = record.rows
     assert (first.inside, first.cause) == (None, "")
     assert second.inside is False
@@ -996,7 +997,8 @@ def test_a_row_as_json() -> None:
 
 def test_the_three_rows_that_were_missed_most_are_shown() -> None:
     delays = enumerate((0.2, 2.0, 9.0, 5.0, 3.0))
-    record = recorded(*(counted_hour(number, delay=delay) for number, delay in delays))
+    made = [counted_hour(number, delay=delay) for number, delay in delays]
+    record = track_record(made, model="tiny", server="vLLM", slots=30, given=GIVEN)
     assert [row.start for row in record.missed] == [200.0, 300.0, 400.0]
     assert record.coverage == (0, 4)
 
