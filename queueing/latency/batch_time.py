@@ -203,8 +203,10 @@ class BatchTime:
         law, count, longest = self.law, self.unit * batch_size, self._longest(batch_size)
         if self.padded:
             return self.step(batch_size) ** 2 * longest.variance
+        # a variance may be infinite, also where its coefficient is 0
+        own = law.k3**2 * self.outputs.total_variance(count) if law.k3 else 0.0
+        own += law.k4**2 * longest.variance if law.k4 else 0.0
         covariance = self.outputs.total_with_longest(count)
-        own = law.k3**2 * self.outputs.total_variance(count) + law.k4**2 * longest.variance
         return law.speed**2 * (own + 2 * law.k3 * law.k4 * covariance)
 
 

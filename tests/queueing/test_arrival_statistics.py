@@ -482,6 +482,27 @@ def test_repeated_gaps_are_a_quarter_of_the_gaps_beyond_those_nearly_alike() -> 
     assert distinct_gaps(np.array([1.0, 2.0, 4.0]), 1.0) == 2, "a step apart are the same"
 
 
+@pytest.mark.parametrize(
+    ("steps", "pairs", "repeated"),
+    [
+        # n = 900 gaps and these: 300 less a quarter of those alike is compared with n / 4
+        (2, 149, True),
+        (2, 150, False),
+        (7, 149, True),
+        (7, 150, False),
+        (8, 298, True),  # not alike: 300 with n = 1198
+        (8, 300, False),
+        (1, 150, True),  # equal
+    ],
+)
+def test_pairs_that_are_nearly_alike_take_a_quarter_from_those_that_are_equal(
+    steps: int, pairs: int, repeated: bool
+) -> None:
+    apart = 20e-6 * np.arange(1, 601)
+    gaps = np.concatenate([apart, apart[:300], apart[300 : 300 + pairs] + steps * 1e-6])
+    assert gaps_repeat(gaps, 1e-6) == repeated
+
+
 def test_the_phase_that_most_arrivals_share_is_told_with_its_width() -> None:
     """An eighth around the whole second, and less within 10 ms of 0.3: two hundredths of the
     period are one phase.

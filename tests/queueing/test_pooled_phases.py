@@ -51,7 +51,15 @@ def run(command: str, policy: str, more: str) -> Any:
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("transfer", [None, "setup=10ms,token=0.7071ms"])
 @pytest.mark.parametrize(
-    "order", ["fcfs", "prefill-first", "spjf", "spjf,by=service", "spjf,by=service,prompt_weight=2"]
+    "order",
+    [
+        "fcfs",
+        "prefill-first",
+        "spjf",
+        "spjf,aging=0.01",
+        "spjf,by=service",
+        "spjf,by=service,prompt_weight=2",
+    ],
 )
 def test_a_path_is_that_of_one_event_after_the_other(
     order: str, transfer: str | None, servers: int
@@ -66,6 +74,7 @@ def test_a_path_is_that_of_one_event_after_the_other(
         "fcfs": none,
         "prefill-first": none + np.array([[0], [1]]),
         "spjf": none + outputs,
+        "spjf,aging=0.01": none + trace.arrived_at + 0.01 * outputs,
         "spjf,by=service": seconds,
         "spjf,by=service,prompt_weight=2": np.array([outputs + 2 * prompts, outputs]),
     }[order]

@@ -20,11 +20,13 @@ from kendall.queueing.simulation.experiment import (
     simulate_steady_state,
     steady_run,
 )
-from kendall.queueing.simulation.spin_up import memory, spin_up, unsettled
+from kendall.queueing.simulation.spin_up import SpinUp, memory, spin_up, unsettled
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=2e-3"
 LONG = "k1=0.008,k2=0.03,k3=4e-4,k4=0.0225"  # at load 0.95 some 7,700 requests in a batch
 LENGTHS = "geometric:mean=16"
+CALLS = "mixture:weights=0.5+0.5,parts=deterministic:value=1+deterministic:value=3"
+SLOW = "latency=k1=0,k2=0,k3=0,k4=0.1"
 BURSTS = "mmpp:rates=5/50,durations=10/1"
 
 
@@ -185,6 +187,192 @@ def test_the_memory_is_that_of_reflected_brownian_motion(
 ) -> None:
     model, rate = at(0.9, policy, "deterministic:value=1", "k1=0,k2=0,k3=0,k4=1,cv=1", **limits)
     assert memory(model, rate) == pytest.approx(expected, rel=0.25)
+
+
+SECOND = "k1=0,k2=0,k3=0,k4=0.1"  # of ten tokens
+BATCH = "k1=0,k2=1,k3=0,k4=0"  # of any
+DRAWN = {"output_tokens": "deterministic:value=10", "latency": SECOND}
+
+
+def forgets(load: float, index: float = 1.0, size: int = 1, scv: float = 0.0) -> float:
+    """Reflected Brownian motion."""
+    return 2 * load**2 * (index + load * size * scv) / (1 - load) ** 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "rate", "expected"),
+    [
+        ("single", {}, 0.8, forgets(0.8) + 1),
+        ("single", {"servers": 3}, 2.4, forgets(0.8) + 3),
+        ("single", {"latency": f"{SECOND},cv=1"}, 0.8, forgets(0.8, scv=1.0) + 1),
+        ("single", {"arrival_scv": 4.0}, 0.8, forgets(0.8, 4.0) + 1),
+        (
+            "capped:max_batch_size=4",
+            {"latency": f"{BATCH},cv=1"},
+            3.2,
+            forgets(0.8, size=4, scv=1.0) + 4,
+        ),
+        # calls of one or three, two on average: (5 - 4) / 2 + 2
+        (
+            "single",
+            {"latency": f"{SECOND},cv=1", "sequences": CALLS},
+            0.4,
+            forgets(0.8, 2.5, scv=1.0) + 1,
+        ),
+        # of equal lengths by a half: E X^2 / E X - 1 = 1.5 others
+        (
+            "single",
+            {
+                "latency": f"{SECOND},cv=1",
+                "sequences": CALLS,
+                "intraclass_correlation": 0.5,
+            },
+            0.4,
+            forgets(0.8, 2.5, scv=1.75) + 1,
+        ),
+        ("single", {"patience": 2.0}, 0.8, 0.8 * 2 + 1),
+        ("single", {"patience": 2.0, "sequences": CALLS}, 0.4, 0.8 * 2 + 1),
+        ("single", {"patience": 2.0}, 3.0, 3.0 * 2 + 1),
+        ("single", {"patience": 99.0}, 0.5, forgets(0.5) + 1),
+        ("single", {"max_num_queued_reqs": 4}, 0.8, 2 * 16 / math.pi**2 + 1),
+        ("single", {"max_num_queued_reqs": 100}, 1.25, 100 * 1.25 / 0.25 + 1),
+        ("single", {"max_num_queued_reqs": 100}, 0.8, forgets(0.8) + 1),
+        # two states of five seconds: 1 + 2 (1.6^2) 0.04 / (0.16 x 0.32) = 5; ten seconds a cycle
+        ("single", {"arrivals": "mmpp:rates=0/1.6,durations=5/5"}, 0.8, forgets(0.8, 5.0) + 9),
+        # B (1 - 5 x 0.1) = 5 x 1.05: ten at most, and half of a batch more with each
+        ("dynamic", {"latency": "k1=0.1,k2=1.05,k3=0,k4=0"}, 5.0, 10 / 0.5 + 1),
+        ("dynamic", {"latency": "k1=0.1,k2=0.01,k3=0,k4=0"}, 5.0, 1 / 0.5 + 1),
+        (
+            "elastic",
+            {"latency": "k1=0.1,k2=1.05,k3=0,k4=0", "servers": 2},
+            10.0,
+            10 / 0.5 + 2,
+        ),
+        # the model with three quarters of the requests, whichever that is
+        (
+            "single",
+            {"second_model": f"share=0.25,servers=1,{SLOW}", "servers": 2},
+            1.0,
+            (forgets(0.75) + 1) / 0.75,
+        ),
+        (
+            "single",
+            {"second_model": f"share=0.75,servers=1,{SLOW}", "servers": 2},
+            1.0,
+            (forgets(0.75) + 1) / 0.75,
+        ),
+        # half a second a prefill, a second a decode
+        (
+            "capped:max_batch_size=1",
+            {"latency": "k1=0.5,k2=0,k3=0,k4=0.1", "disaggregated": True},
+            0.8,
+            forgets(0.4) + 1 + forgets(0.8) + 1,
+        ),
+    ],
+)
+def test_how_many_requests_a_queue_remembers(
+    policy: str, given: dict[str, object], rate: float, expected: float
+) -> None:
+    model = Queue.read(policy, **{**DRAWN, **given})  # type: ignore[arg-type]
+    assert memory(model, rate) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("slots", "held"), [(4, 4.0), (None, None)])
+def test_slots_remember_by_the_scatter_of_the_lengths(slots: int | None, held: float) -> None:
+    lengths = "uniform:low=1,high=32"
+    bound = "" if slots is None else f":max_batch_size={slots}"
+    model = Queue.read(f"continuous{bound}", lengths, LAW)
+    rate, drawn = 0.6 * model.largest_stable_rate, model.requests.output_tokens
+    together = rate * model.slot_time.mean(1, refilled=False) if held is None else held
+    scv = drawn.variance / drawn.mean**2
+    assert memory(model, rate) == pytest.approx(forgets(model.load(rate), scv=scv) + together)
+
+
+@pytest.mark.parametrize(
+    "law", ["a=0.01,c=0", "k1=0,k2=0,k3=0.01,k4=0", "k1=0,k2=0,k3=5e-3,k4=5e-3"]
+)
+def test_services_without_a_variance_are_never_forgotten(law: str) -> None:
+    """Whichever coefficient their tail comes by."""
+    model = Queue.read("single", "pareto:alpha=1.9,minimum=20", law)
+    assert math.isinf(memory(model, 1.0))
+    assert spin_up(model, 1.0, 1000, most=9999) == SpinUp(1000, 100)
+    assert simulate_model(model, 1.0, num_requests=1000).queueing_delay.p99 is not None
+
+
+LEFT_OUT = "the first {} requests of a run are left out: its queue remembers long"
+TOO_FEW = (
+    "TOO SHORT: the queue remembers 163 requests, of which {} are left out before the means: ask "
+    "for more requests"
+)
+
+
+@pytest.mark.parametrize(
+    ("requests", "most", "expected"),
+    [
+        # one and a half times 163 are 244.5
+        (2450, 10**6, SpinUp(2450, 245)),
+        (2440, 10**6, SpinUp(2440, 244, 0, (LEFT_OUT.format(244),))),
+        (1000, 10**6, SpinUp(1144, 244, 0, (LEFT_OUT.format(244),))),
+        (1000, 1000, SpinUp(1000, 244, 0, (LEFT_OUT.format(244),))),
+        (300, 300, SpinUp(300, 150, 0, (LEFT_OUT.format(150),))),
+        (100, 100, SpinUp(100, 50, 0, (TOO_FEW.format(50),))),
+        (100, 10**6, SpinUp(300, 210, 0, (LEFT_OUT.format(210),))),
+        (100, 250, SpinUp(250, 160, 0, (LEFT_OUT.format(160),))),
+        (40, 10**6, SpinUp(120, 84, 0, (LEFT_OUT.format(84),))),
+        (38, 10**6, SpinUp(114, 79, 0, (TOO_FEW.format(79),))),
+    ],
+)
+def test_how_a_run_begins(requests: int, most: int, expected: SpinUp) -> None:
+    """M/D/1 at load 0.9: 2 x 0.81 / 0.01, and one in service."""
+    model = Queue.read("single", **DRAWN)  # type: ignore[arg-type]
+    assert memory(model, 0.9) == pytest.approx(163)
+    assert spin_up(model, 0.9, requests, most=most) == expected
+
+
+def test_batches_without_a_bound_begin_with_those_that_wait_on_average() -> None:
+    """Ten, remembered over 21 requests: four times these are between a tenth of 830 and of 850."""
+    model = Queue.read("dynamic", "deterministic:value=1", "k1=0.1,k2=1.05,k3=0,k4=0")
+    assert spin_up(model, 5.0, 850, most=10**6) == SpinUp(850, 85)
+    begun = spin_up(model, 5.0, 830, most=10**6)
+    assert (begun.requests, begun.warm_up, begun.waiting) == (830, 83, 10)
+    assert begun.notes == (
+        "the first 83 requests of a run are left out, which begins with 10 of them waiting: its "
+        "queue remembers long",
+    )
+    few = spin_up(model, 5.0, 40, most=10**6)
+    assert (few.requests, few.warm_up, few.waiting) == (40 + 27, 31, 10)
+
+
+def test_a_run_of_arrivals_that_end_is_kept_whole() -> None:
+    model = Queue.read("single", LENGTHS, LAW, arrivals="piecewise:rates=1,durations=9")
+    assert spin_up(model, 1.0, 1000, most=10**6) == SpinUp(1000, 0)
+
+
+@pytest.mark.parametrize(
+    ("growth", "noise", "told"),
+    [
+        (0.0199, 0.0, False),
+        (0.0201, 0.0, True),
+        # four errors: g^2 (1 - 16 / 19) = 64 / 19 a^2 with a twentieth's mean off by +-a
+        (0.1, 0.0215, True),
+        (0.1, 0.0218, False),
+        (-0.5, 0.0, False),
+    ],
+)
+def test_a_second_half_above_the_first_is_told_from_two_percent_and_four_errors_on(
+    growth: float, noise: float, told: bool
+) -> None:
+    means = np.append(np.ones(10), np.full(10, 1 + growth)) + noise * (-1.0) ** np.arange(20)
+    run = np.repeat(means, 5)
+    assert unsettled([run]) == (pytest.approx(growth) if told else 0.0)
+    assert unsettled([run, np.full(19, 9.0)]) == (pytest.approx(growth) if told else 0.0)
+    assert unsettled([run[:19]]) == 0.0
+
+
+def test_the_growth_of_several_runs_is_their_mean_and_its_error_smaller() -> None:
+    noisy = np.repeat(np.append(np.ones(10), np.full(10, 1.1)) + 0.025 * (-1.0) ** np.arange(20), 5)
+    assert unsettled([noisy]) == 0.0
+    assert unsettled([noisy, noisy]) == pytest.approx(0.1)
 
 
 def test_of_a_run_that_cannot_be_longer_at_most_a_half_is_left_out() -> None:

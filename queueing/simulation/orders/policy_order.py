@@ -75,18 +75,11 @@ def interrupting_of(
     )
 
 
-def is_ranked(policy: Policy) -> bool:
-    """Whether ranks by arrival, prediction and tokens made say all of its order."""
-    order = order_of(policy)
-    form = order.form
-    return is_built_in(policy) and order.is_formal() and not (form.ratio or form.bins)
-
-
 def ranks_of(
     policy: Ordered, predicted: Vector, limit: float, prompts: npt.NDArray[Any]
 ) -> tuple[Interrupting, Vector]:
-    """As `interrupting_of`, of any order that `is_ranked`, and what prompts add to each rank before
-    the first token; one that interrupts nobody is settled with 0 tokens.
+    """As `interrupting_of`, of any order by arrival, prediction and tokens made, and what prompts
+    add to each rank before the first token; one that interrupts nobody is settled with 0 tokens.
     """
     order, tokens = order_of(policy), np.minimum(predicted, limit)
     form = order.form
