@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -170,8 +171,8 @@ def test_the_companion_is_one_server_with_the_work_of_all(
     model = Queue.read(policy, LENGTHS, LAW, **limits)  # type: ignore[arg-type]
     found = companion_of(model, 0.5 * model.largest_stable_rate)
     assert found is not None
-    assert found.per_token == pytest.approx(per_token, rel=0.05)
-    assert found.fixed == pytest.approx(fixed, rel=0.05)
+    assert found.per_token == pytest.approx(per_token)
+    assert found.fixed == pytest.approx(fixed)
     arrived, tokens = np.cumsum(skewed(50)), np.random.default_rng(1).integers(5, 60, 50)
     delays, free = [], 0.0
     for at, count in zip(arrived, tokens, strict=True):
@@ -378,3 +379,108 @@ def test_servers_are_busy_from_the_first_dispatch_to_the_last_departure(
     assert found.loss_fraction == pytest.approx(0.2)
     lost = run_of(np.zeros(1), batch_id=[-1])
     assert summary([lost], model, 0.5, ()).utilisation is None
+
+
+def growing(pace: float) -> SimulatedRun:
+    """A thousand arrivals a second apart, of which the k-th leaves at 1 + k pace."""
+    arrived = np.arange(1000.0)
+    return run_of(arrived, server_free_at=1 + pace * arrived, dispatched_at=arrived)
+
+
+@pytest.mark.parametrize(
+    ("slots", "paces", "load"),
+    [
+        # of the last 500 arrivals 400 leave: 100 more than four times the root of 500, 89.4
+        (2, [1.25], 1.25),
+        (2, [1.2], None),
+        # 150 are there in the last quarter at least
+        (150, [1.25], 1.25),
+        (151, [1.25], None),
+        (2, [1.25, 1.25], 1.25),
+        (2, [1.25, 1.6], (500 / 400 + 500 / 313) / 2),
+        (2, [1.25, 1.0], None),
+    ],
+)
+def test_a_queue_that_grows_in_every_run_by_more_than_chance_has_no_steady_state(
+    slots: int, paces: list[float], load: float | None
+) -> None:
+    policy = f"continuous:max_batch_size={slots},order=sprpt"
+    model, runs = Queue.read(policy, LENGTHS, LAW, predictor="exact"), list(map(growing, paces))
+    if load is None:
+        check_kept_up(model, runs)
+        return
+    with pytest.raises(UnstableQueueError) as error:
+        check_kept_up(model, runs)
+    assert error.value.load == pytest.approx(load)
+
+
+def test_of_two_stations_the_second_has_to_keep_up() -> None:
+    law = "k1=0.002,k2=0,k3=0.0002,k4=0.005,kp=0.0001"
+    model = Queue.read("single:order=sprpt", LENGTHS, law, predictor="exact", disaggregated=True)
+    fine, slow = growing(1.0), growing(1.0)
+    slow.columns["server_free_at"][:] = slow.arrived_at + 2  # type: ignore[index]
+    check_kept_up(model, [dataclasses.replace(fine, stations=(slow, fine))])
+    with pytest.raises(UnstableQueueError):
+        check_kept_up(model, [dataclasses.replace(fine, stations=(fine, slow))])
+
+
+@pytest.mark.parametrize(("batches", "told"), [(1, "1 batch"), (19, "19 batches"), (20, None)])
+def test_hardly_any_batch_in_a_run_is_said(batches: int, told: str | None) -> None:
+    """In one of them, or of arrivals that end in all."""
+    ids = np.arange(40) % batches
+    few, many = (run_of(np.arange(40.0), batch_id=each) for each in (ids, np.arange(40)))
+    steady = summary([few, many], Queue.read("single", LENGTHS, LAW), 0.5, ())
+    said = [text for text in steady.assumptions if text.startswith("TOO FEW")]
+    expected = f"TOO FEW BATCHES: only {told} in a replication, expected at least 20: ask for more"
+    assert [text.startswith(expected) for text in said] == [True] * (told is not None)
+    spans = Queue.read("single", LENGTHS, LAW, arrivals="piecewise:rates=1,durations=40")
+    assert not any("TOO FEW" in text for text in summary([few, many], spans, 0.5, ()).assumptions)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "told"), [(None, True), ("piecewise:rates=1,durations=9", False)]
+)
+def test_a_delay_that_grows_is_said_of_a_steady_state(arrivals: str | None, told: bool) -> None:
+    arrived = np.arange(400.0)
+    run = run_of(arrived, dispatched_at=arrived + np.where(arrived < 200, 1.0, 1.5))
+    model = Queue.read("single", LENGTHS, LAW, arrivals=arrivals)
+    said = [text for text in summary([run], model, 0.5, ()).assumptions if "second half" in text]
+    expected = (
+        "TOO SHORT: the mean delay of the second half of the run is 50% above that of the first: "
+        "ask for more requests"
+    )
+    assert said == [expected] * told
+
+
+@pytest.mark.parametrize(
+    ("present", "told"),
+    [
+        ([8, 10, 12, 16], True),
+        ([8, 10, 12, 14], False),  # not half as many again as in the second quarter
+        ([8, 10, 9, 16], False),
+        ([11, 10, 12, 16], False),
+    ],
+)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_ever_more_requests_are_told_where_interruptions_may_make_more_work(
+    present: list[int], told: bool, runs: int
+) -> None:
+    """So many in the system in each quarter of four hundred arrivals; of two runs in both."""
+    arrived = np.arange(400.0)
+    left = np.maximum.accumulate(np.maximum(np.arange(400) - np.repeat(present, 100), 0))
+    leaves = np.searchsorted(left, np.arange(400) + 1).astype(float)
+    leaves[left[-1] :] = 9999.0
+    grown = run_of(arrived, released_at=leaves, server_free_at=leaves)
+    limits = {"max_context_tokens": 200, "kv": "preempt=swap,setup=0,token=0"}
+    law = "k1=0.002,k2=0,k3=0.001,k4=0.02"
+    model = Queue.read("continuous:max_batch_size=6", LENGTHS, law, **limits)  # type: ignore[arg-type]
+
+    def said(*of: SimulatedRun) -> list[str]:
+        notes = summary(of, model, 0.5, ()).assumptions
+        return [text for text in notes if "ever more requests are in the system" in text]
+
+    assert len(said(*[grown] * runs)) == told
+    even = run_of(arrived, released_at=arrived + 9.5, server_free_at=arrived + 9.5)
+    assert not said(grown, even)
+    many = " at the end of the run 8 more than at its beginning"
+    assert all(many in text for text in said(grown))
