@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,7 +14,6 @@ from kendall.policies.arguments import positive, real_number, short_repr, whole_
 from kendall.policies.core import UNBOUNDED, Running, Server, sequences_of
 from kendall.policies.durations import Duration
 from kendall.policies.errors import SpecError
-from kendall.policies.flow_counters import MOST_IDLE, FlowCounters, TokenWeights
 from kendall.policies.parameters import format_value, parameters_of, size_field
 
 
@@ -288,54 +286,3 @@ def test_sequences_and_contexts_in_service_are_counted_or_told() -> None:
     assert (told.sequences, told.context_tokens) == (7, 99)
     assert sequences_of(running) == 3
     assert request("z", limit=3, reserved_tokens=UNBOUNDED).context_tokens == 13
-
-
-# flows
-
-
-def counters_of(waits: dict[str, int]) -> FlowCounters:
-    """Flows of which something waits, and which had so many tokens, of which one counts twice."""
-    found = FlowCounters(TokenWeights(1.0, 2.0))
-    for flow in waits:
-        found.join(flow)
-    for flow, tokens in waits.items():
-        found.made(flow, tokens)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("happens", "expected"),
-    [
-        (lambda of: of.made("a", 3), {"a": 6.0 + 2 * 3, "b": 20.0}),
-        (lambda of: of.dispatch(request("r", flow="a")), {"a": 6.0 + 10, "b": 20.0}),
-        (lambda of: of.join("c"), {"a": 6.0, "b": 20.0, "c": 6.0}),
-        (lambda of: [of.leave("a"), of.join("c")], {"a": 6.0, "b": 20.0, "c": 20.0}),
-        (
-            lambda of: [of.leave("b"), of.leave("a"), of.join("c")],
-            {"a": 6.0, "b": 20.0, "c": 6.0},
-        ),
-        (lambda of: [of.leave("a"), of.join("a")], {"a": 20.0, "b": 20.0}),
-        (lambda of: [of.leave("b"), of.join("b")], {"a": 6.0, "b": 20.0}),
-        (lambda of: [of.join("a"), of.leave("a"), of.join("c")], {"a": 6, "b": 20, "c": 6}),
-        (lambda of: of.made("d", 5), {"a": 6.0, "b": 20.0, "d": 6.0 + 10}),
-    ],
-)
-def test_a_flow_keeps_what_it_had_too_much_and_no_credit(
-    happens: Callable[[FlowCounters], Any], expected: dict[str, float]
-) -> None:
-    of = counters_of({"a": 3, "b": 10})
-    happens(of)
-    assert of.virtual_tokens == expected
-
-
-def test_idle_flows_beyond_the_most_that_are_remembered_are_forgotten_the_lowest_first() -> None:
-    of = FlowCounters(TokenWeights(1.0, 1.0))
-    of.join("waits")
-    for number in range(MOST_IDLE + 2):
-        of.join(str(number))
-        of.made(str(number), number)
-        of.leave(str(number))
-    kept = set(of.virtual_tokens)
-    assert {"waits", str(MOST_IDLE + 1), str(MOST_IDLE)} <= kept
-    assert not {"0"} & kept
-    assert len(kept) <= MOST_IDLE + 2

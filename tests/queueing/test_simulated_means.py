@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kendall.queueing.errors import UnstableQueueError
+from kendall.queueing.measurement.batch_means import variance_of_mean
+from kendall.queueing.measurement.mean_interval import widest_interval
 from kendall.queueing.queue import Queue
 from kendall.queueing.result import LEVELS, Prediction, Quantiles
 from kendall.queueing.simulation.counts import counts_of
@@ -57,6 +59,21 @@ def test_the_error_of_one_run_is_that_of_twenty_batches_and_of_several_that_of_t
     mean, error = mean_of_runs(runs)
     assert mean == pytest.approx(np.concatenate(runs).mean())
     assert error == pytest.approx(stats.sem([run.mean() for run in runs]))
+
+
+def test_under_bursts_the_error_is_that_of_the_widest_interval_or_of_all_batches() -> None:
+    one, runs = skewed(4000), [skewed(1000 + 200 * seed, seed) for seed in range(1, 4)]
+    error = math.sqrt(one.var(ddof=1) / widest_interval(one).effective_n)
+    assert mean_of_runs([one], "bursty") == pytest.approx((one.mean(), error))
+    sizes = np.array([len(run) for run in runs])
+    inside = sum(variance_of_mean(run, 20)[0] * len(run) ** 2 for run in runs) / sizes.sum() ** 2
+    means = np.array([run.mean() for run in runs])
+    assert inside > means.var(ddof=1) / 3
+    assert mean_of_runs(runs, "bursty")[1] == pytest.approx(math.sqrt(inside))
+    apart = [run + 9 * place for place, run in enumerate(runs)]
+    between = np.array([run.mean() for run in apart]).var(ddof=1) / 3
+    assert mean_of_runs(apart, "bursty")[1] == pytest.approx(math.sqrt(between))
+    assert mean_of_runs([np.full(40, 2.0)], "bursty") == (2.0, 0.0)
 
 
 def test_few_values_or_one_recorded_path_have_no_error() -> None:
