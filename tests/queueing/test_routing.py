@@ -16,7 +16,13 @@ from kendall.queueing.description.parts import ROUTINGS
 from kendall.queueing.distributions.token_distribution import Vector, parse_distribution
 from kendall.queueing.prediction import predict_model
 from kendall.queueing.queue import Queue
-from kendall.queueing.simulation.experiment import draw_jobs, simulate_model
+from kendall.queueing.simulation.experiment import (
+    draw_jobs,
+    run_given,
+    run_trace,
+    simulate_model,
+)
+from kendall.queueing.simulation.fast import Trace, draw_choices
 from kendall.queueing.simulation.reference import SimulatedEngine, simulate_trace
 from kendall.queueing.simulation.scenarios.routed import FewestRequests, Router, simulate_routed
 from kendall.queueing.simulation.simulated_means import mean_of_runs
@@ -216,6 +222,50 @@ def test_two_choices_are_nearly_as_good_as_all_and_as_the_limit_of_many_queues_s
     limit = sum(load ** (2**place - 2) for place in range(1, 20))
     assert means["power_of_two"] == pytest.approx(limit, rel=0.04)
     assert means["least_requests"] < means["power_of_two"] < 0.6 * means["random"]
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_given_run_is_split_over_servers_in_turn_each_alone(calls: bool) -> None:
+    """Of every call of four each of two servers has two."""
+    model = routed("capped:max_batch_size=3", "round_robin", servers=2)
+    one, rng = model.one_of_several, np.random.default_rng(1)
+    assert one is not None
+    instants = np.cumsum(rng.exponential(0.02, 100))
+    arrived = np.repeat(instants, 4) if calls else np.sort(rng.uniform(0, 5, 400))
+    lengths, none = rng.integers(1, 60, 400), np.zeros(400, np.int64)
+    ends = np.arange(400) // 4 * 4 + 4 if calls else np.empty(0, np.int64)
+    seed = np.random.SeedSequence(1)
+    found = run_given(model, Trace(arrived, lengths, none, call_ends=ends), seed)
+    batches = 0
+    for server in range(2):
+        own = np.arange(400) % 2 == server
+        part = Trace(
+            arrived[own],
+            lengths[own],
+            none[own],
+            [rng],
+            call_ends=ends[own] // 2 if calls else ends,
+        )
+        alone = run_trace(one, part)
+        for name in ("dispatched_at", "first_token_at", "released_at", "batch_size"):
+            assert getattr(found, name)[own].tolist() == getattr(alone, name).tolist(), name
+        assert (found.batch_id[own] == alone.batch_id + batches).all()
+        assert (found.server_id[own] == server).all()
+        batches += int(alone.batch_id.max()) + 1
+
+
+@pytest.mark.parametrize(
+    ("servers", "routing", "drawn"),
+    [(3, "power_of_two", True), (1, "power_of_two", False), (3, "random", False)],
+)
+def test_the_two_servers_of_a_call_are_any_two(servers: int, routing: str, drawn: bool) -> None:
+    model = routed("single", routing, servers, sequences="deterministic:value=2")
+    choices = draw_choices(model, np.full(6000, 2), np.random.SeedSequence(1))
+    assert choices.shape == ((12_000, 2) if drawn else (0, 2))
+    assert (choices[::2] == choices[1::2]).all()
+    pairs, times = np.unique(choices[::2], axis=0, return_counts=True)
+    assert pairs.tolist() == [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]] * drawn
+    assert all(abs(count - 1000) < 4 * np.sqrt(1000 * 5 / 6) for count in times)
 
 
 def test_two_choices_are_the_same_for_the_same_seed_and_others_for_another() -> None:
