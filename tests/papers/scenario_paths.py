@@ -18,6 +18,9 @@ class SlowMemory:
         self.lost, self.first, self.ended = [0] * count, [math.nan] * count, [math.nan] * count
         self.now, self.owed, self.idle_waste, self.stall_waste = 0.0, 0.0, 0.0, 0.0
         self.to_come = list(range(count))
+        self.since, self.waited, self.last = [0.0] * count, [0.0] * count, [0.0] * count
+        self.dispatch, self.size, self.rounds = [0] * count, [0] * count, 0
+        self.gaps = [[] for _ in range(count)]  # between tokens
 
     def key(self, job):
         return self.ranking.value[job] + self.ranking.slope * self.made[job], job
@@ -45,10 +48,14 @@ class SlowMemory:
 
     def arrive(self):
         while self.to_come and self.work.arrived_at[self.to_come[0]] <= self.now:
-            self.waiting.append(self.to_come.pop(0))
+            job = self.to_come.pop(0)
+            self.wait(job, self.work.arrived_at[job])
         for job in [job for job, at in self.calling.items() if at <= self.now]:
-            del self.calling[job]
-            self.waiting.append(job)
+            self.wait(job, self.calling.pop(job))
+
+    def wait(self, job, at):
+        self.waiting.append(job)
+        self.since[job] = at
 
     def overfull(self, job=None, new=0):
         entering = 0 if job is None else 1
@@ -63,7 +70,7 @@ class SlowMemory:
 
     def preempt(self, job, *, keep):
         self.running.remove(job)
-        self.waiting.append(job)
+        self.wait(job, self.now)
         if not keep:
             self.drop(job)
 
@@ -71,7 +78,7 @@ class SlowMemory:
         """Returns the tokens computed, those computed again, how many entered, and how many of
         these computed tokens again.
         """
-        computed, again, entered, resumed = 0, 0, 0, 0
+        computed, again, resumed, entered = 0, 0, 0, []
         while self.waiting:
             job = min(self.waiting, key=self.key)
             new = self.work.prompt[job] + self.made[job] - self.memory[job]
@@ -100,8 +107,16 @@ class SlowMemory:
                 resumed += new > 0 and self.made[job] > 0
             self.memory[job] += new
             self.running.append(job)
-            entered += 1
-        return computed, again, entered, resumed
+            entered.append(job)
+            self.waited[job] += self.now - self.since[job]
+            self.dispatch[job] = self.rounds
+        self.number(entered)
+        return computed, again, len(entered), resumed
+
+    def number(self, entered):
+        for job in entered:
+            self.size[job] = len(self.running)
+        self.rounds += bool(entered)
 
     def call(self, job, used):
         kind, tokens, engine = self.work.handling[job], self.memory[job], self.engine
@@ -134,6 +149,9 @@ class SlowMemory:
             self.memory[job] += 1
             if self.made[job] == 1:
                 self.first[job] = self.now
+            else:
+                self.gaps[job].append(self.now - self.last[job])
+            self.last[job] = self.now
         for job in running:
             if self.made[job] == self.work.output[job]:
                 self.running.remove(job)

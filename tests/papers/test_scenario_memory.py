@@ -11,12 +11,14 @@ from kendall.queueing.distributions.token_distribution import parse_distribution
 from kendall.queueing.latency.kv_memory import DISCARD, PRESERVE, SWAP, wastes
 from kendall.queueing.latency.kv_memory import ToolCalls as Calls
 from kendall.queueing.latency.law import LatencyModel
+from kendall.queueing.latency.slots.token_gaps import no_gaps
 from kendall.queueing.models.soap.orders import SHORTEST_FIRST
 from kendall.queueing.models.soap.queue import solve_order
 from kendall.queueing.predictors.laws import ExactPrediction
 from kendall.queueing.predictors.predictor_text import PredictorText
 from kendall.queueing.predictors.sizes import token_sizes
 from kendall.queueing.queue import Queue
+from kendall.queueing.simulation import memory_kernels
 from kendall.queueing.simulation.fast import Trace, replay
 from kendall.queueing.simulation.memory_kernels import Work
 from papers.scenarios.memory import (
@@ -73,7 +75,7 @@ def first_come(count):
 # the path
 
 
-@pytest.mark.slow
+@pytest.mark.thinned(17)
 @pytest.mark.parametrize("preempt", [DISCARD, PRESERVE, SWAP])
 @pytest.mark.parametrize("memory", [80, 150, UNBOUNDED])
 @pytest.mark.parametrize("handling", HANDLINGS)
@@ -87,8 +89,13 @@ def test_an_engine_with_bounded_memory_follows_one_made_step_by_step(
     machine = engine(memory=memory)
     compiled = machine.compiled()._replace(preempt=preempt, kr=0.013)
     ranks = ranking(order, drawn, predicted, machine, 0.5)
-    path, waste = run_memory(drawn, ranks, compiled)
+    gaps = no_gaps(since=50)
+    path, waste = memory_kernels.run_memory(drawn, ranks.order, compiled, gaps)
     slow = SlowMemory(drawn, ranks, compiled).run()
+    assert path.waited == pytest.approx(np.array(slow.waited), rel=1e-9, abs=1e-9)
+    assert (path.dispatch.tolist(), path.size.tolist()) == (slow.dispatch, slow.size)
+    assert gaps.times.sum() == sum(map(len, slow.gaps[50:]))
+    assert gaps.longest.max() == pytest.approx(max(map(max, filter(None, slow.gaps[50:]))))
     assert path.ended_at == pytest.approx(np.array(slow.ended), rel=1e-9)
     assert path.first_token_at == pytest.approx(np.array(slow.first), rel=1e-9)
     assert path.lost_memory.tolist() == slow.lost
