@@ -7,7 +7,7 @@ import pytest
 
 from kendall.queueing.models.mgc import mmc
 from kendall.queueing.models.soap.orders import LeastAttainedRanks
-from kendall.queueing.simulation.orders.kernels import run_ranks
+from kendall.queueing.simulation.orders.kernels import mean_work_ahead, run_ranks
 from papers.sample_paths import (
     Replications,
     can_rise,
@@ -54,6 +54,61 @@ def stepped(name, arrived_at, jobs, servers, step):
         now += step
         left[[job for job in served if ages[job] >= jobs.totals[job]]] = now
     return left - arrived_at
+
+
+def in_ticks(arrived_at, totals, ranks, resume):
+    """Departures from one server in whole seconds: in each, the first by rank is served, and one
+    that was interrupted first as long as it resumes.
+    """
+    start, level, value, slope, last_come, _ = ranks
+    ages, owed = np.zeros(len(totals), np.int64), np.zeros(len(totals), np.int64)
+    left, now, last = np.full(len(totals), np.nan), 0, -1
+
+    def key(job):
+        piece = int(np.flatnonzero(start[job] <= ages[job])[-1])
+        own = value[job, piece] + slope[job, piece] * (ages[job] - start[job, piece])
+        return level[job, piece], own, -job if level[job, piece] == last_come else job
+
+    while np.isnan(left).any():
+        here = np.flatnonzero((arrived_at <= now) & np.isnan(left))
+        job = min(here, key=key, default=-1)
+        if last >= 0 and job != last and np.isnan(left[last]) and ages[last] > 0:
+            owed[last] = resume
+        now, last = now + 1, job
+        if job < 0:
+            continue
+        if owed[job] > 0:
+            owed[job] -= 1
+            continue
+        ages[job] += 1
+        if ages[job] == totals[job]:
+            left[job] = now
+    return left
+
+
+@pytest.mark.parametrize("resume", [0, 2])
+@pytest.mark.parametrize("last_come", [-2, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_that_fall_or_jump_are_served_as_second_by_second(seed, last_come, resume):
+    rng, count = np.random.default_rng(seed), 60
+    arrived_at = np.cumsum(rng.integers(0, 12, count)).astype(float)
+    totals = rng.integers(1, 12, count).astype(float)
+    second = rng.integers(1, 9, count).astype(float)
+    third = np.where(rng.random(count) < 0.5, second + rng.integers(1, 5, count), np.inf)
+    start = np.column_stack([np.zeros(count), second, third])
+    level, value = rng.integers(0, 3, (2, count, 3)).astype(float)
+    slope = -rng.integers(0, 3, (count, 3)) / 4
+    ranks = start, level, value, slope, last_come, 0.0
+    found = run_ranks(arrived_at, totals, ranks, float(resume))
+    assert found.tolist() == in_ticks(arrived_at, totals, ranks, resume).tolist()
+
+
+def test_unfinished_work_is_found_by_lindleys_recursion():
+    """The second finds 3 - 2, the third 1 + 4 - 1, the fourth nothing."""
+    arrived_at, sizes = np.array([0.0, 2.0, 3.0, 9.0]), np.array([3.0, 4.0, 1.0, 5.0])
+    assert mean_work_ahead(arrived_at, sizes, 1, 3) == pytest.approx((1 + 4) / 2)
+    assert mean_work_ahead(arrived_at, sizes, 2, 4) == pytest.approx((4 + 0) / 2)
+    assert mean_work_ahead(arrived_at, sizes, 0, 4) == pytest.approx(5 / 4)
 
 
 def rank_at(ranks, job, age):
