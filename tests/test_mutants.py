@@ -67,6 +67,21 @@ def test_a_line_has_the_tests_that_execute_it_the_most_specific_first(by_line: M
     assert by_line.tests_of("policies/core.py", 60) == []
 
 
+def test_a_compiled_function_has_the_tests_of_those_that_import_it(
+    by_line: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of what has a method of its name: the simulator's driver pops dicts."""
+    executed = {
+        "papers/sample_paths.py": {key: ["a.py::one[1]"] for key in range(1, 200)},
+        "queueing/simulation/reference.py": {key: ["a.py::one[2]"] for key in range(1, 500)},
+    }
+    monkeypatch.setattr(by_line, "contexts", lambda file: executed.get(file, {}))
+    kernels = "queueing/simulation/orders/kernels.py"
+    text = (ROOT / kernels).read_text(encoding="utf-8").splitlines()
+    begins = next(n for n, line in enumerate(text, 1) if line.startswith("def pop"))
+    assert by_line.tests_of(kernels, begins + 3) == ["a.py::one[1]"]
+
+
 def test_a_sample_is_that_of_its_seed_with_as_many_of_each_group(tool: ModuleType) -> None:
     groups = ["supervision", "operations"]
     chosen = tool.sample(groups, 1, 12)

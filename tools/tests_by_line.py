@@ -152,15 +152,35 @@ def executing(file: str, line: int, deep: int = DEEP) -> frozenset[str]:
     names = {each.name for each in scopes[:1]} if function else assigned(file, statement)
     if isinstance(function, ast.ClassDef):
         names = assigned(file, statement) or {function.name}
-    found = frozenset(
-        test
+    places = [
+        (other, at)
         for name in names
         for other, lines in named().get(name, {}).items()
         for at in lines
         if (other, at) != (file, line) and deep and at not in statement
+    ]
+    if scopes and isinstance(
+        scopes[0], ast.FunctionDef
+    ):  # others have one of that name, or a method
+        places = [at for at in places if at[0] == file or file in imported(at[0])] or places
+    found = frozenset(
+        test
+        for other, at in places
         for test in (traced(other, [at]) or executing_name(other, at, deep))
     )
     return found & traced(file, contexts(file)) or found
+
+
+@cache
+def imported(file: str) -> set[str]:
+    """The product's files that it imports, or a name of."""
+    modules = {
+        f"{node.module}{end}"
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.ImportFrom)
+        for end in ("", *(f".{each.name}" for each in node.names))
+    }
+    return {f"{module.removeprefix('kendall.').replace('.', '/')}.py" for module in modules}
 
 
 @cache
