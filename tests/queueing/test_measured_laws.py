@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -167,6 +168,11 @@ def test_one_size_or_one_length_tells_nothing_of_the_other(
     assert found.condition > 1e8
     assert [doubt.startswith(said) for doubt in found.doubts].count(True) == 1
     assert "trade against each other" in found.doubts[0]
+
+
+def test_two_sizes_and_two_lengths_tell_both() -> None:
+    found = of_cells([batch(*each) for each in itertools.product((1, 8), (4, 64))], {})
+    assert not any(doubt.startswith("only") for doubt in found.doubts)
 
 
 def test_fewer_cells_than_coefficients_have_no_condition() -> None:
