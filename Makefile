@@ -15,7 +15,7 @@ PURE := tests/policies tests/queueing
 PAPERS := tests/papers
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
 QUICK = $(BIN)/pytest -q -m "not slow and not left_out" --timeout 300 --randomly-seed=$(SEED) -n
-BENCHES := gateway live_cost load_generators page_cost predictions simulators
+BENCHES := gateway live_cost load_generators page_cost predictions scale simulators
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from kendall.loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from kendall.server.wire.listener import ListeningServer
 
 PATIENCE = 3  # times as long as a gateway may take that is measured: an engine on a busy machine
 
@@ -53,7 +54,7 @@ def on_a_socket(
     already; `options`: more of `uvicorn.Config`.
     """
     sock = sock or socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
+    server = ListeningServer(
         uvicorn.Config(
             app,
             http=protocol,

@@ -52,6 +52,28 @@ async def stream(request: Request) -> Response:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
+calls = 0  # that wait
+
+
+@app.post("/wait")
+async def wait(request: Request) -> Response:
+    """Until the client has left."""
+    global calls  # noqa: PLW0603 - the one count of this program
+    await request.body()
+    calls += 1
+    try:
+        while not await request.is_disconnected():
+            await request.receive()
+    finally:
+        calls -= 1
+    return Response()
+
+
+@app.get("/waiting")
+async def waiting() -> int:
+    return calls
+
+
 @app.get("/ready")
 async def ready() -> Response:
     return Response()

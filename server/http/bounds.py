@@ -1,9 +1,9 @@
 """Bounds on a request while it is received: the size of its head, of the framing of its body, and
 the time for both.
 
-httptools bounds neither a head nor the trailers and chunk extensions of a body, and uvicorn sets no
+httptools bounds neither a head nor the trailers and chunk extensions of a body, and nothing sets a
 time limit: a client could fill the memory with one endless header or with trailers, and hold
-connections by sending a byte a minute. Trailers are discarded: uvicorn would append them to the
+connections by sending a byte a minute. Trailers are discarded: the parser would append them to the
 headers, where a `Host` among them would replace the real one. A request that was answered before
 its end is read a little further, for the sake of the connection, which is then closed. Requests
 whose head and body arrive in one reading, as nearly all do, meet no timer.
@@ -16,9 +16,11 @@ import json
 from collections.abc import Sequence
 
 import httptools
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
 
-from kendall.server.http.arrival_timestamps import StampedProtocol
+from kendall.server.http.connection import StampedProtocol
 from kendall.server.runtime.errors import ApiError
 
 # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
@@ -61,16 +63,31 @@ class LimitedProtocol(StampedProtocol):
     head_timeout = HEAD_TIMEOUT
     body_timeout = BODY_TIMEOUT
     answered_timeout = ANSWERED_TIMEOUT
-    _in_head = False  # a head has begun and is not whole
-    _in_body = False
-    _head_bytes = 0
-    _body_bytes = 0  # of the body, each piece with what frames a chunk
-    _framing_bytes = 0  # received between head and end that are neither
-    _answered_bytes = 0  # received behind the end of the response
-    _fault: tuple[int, str, str] | None = None  # of a head that is valid HTTP otherwise
-    _deadline: asyncio.TimerHandle | None = None
+    __slots__ = (
+        "_answered_bytes",
+        "_body_bytes",
+        "_deadline",
+        "_fault",
+        "_framing_bytes",
+        "_head_bytes",
+        "_in_body",
+        "_in_head",
+    )
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: object = None
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._in_head = False  # a head has begun and is not whole
+        self._in_body = False
+        self._head_bytes = 0
+        self._body_bytes = 0  # of the body, each piece with what frames a chunk
+        self._framing_bytes = 0  # received between head and end that are neither
+        self._answered_bytes = 0  # received behind the end of the response
+        self._fault: tuple[int, str, str] | None = None  # of a head that is valid HTTP otherwise
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client that connects and says nothing is let go."""
         self._set_deadline(self.head_timeout)  # first: what is there already is read at once
         super().connection_made(transport)
@@ -110,7 +127,7 @@ class LimitedProtocol(StampedProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head is whole. Raises ValueError, which uvicorn takes for a broken request."""
+        """The head is whole. Raises ValueError, which the parser takes for a broken request."""
         self._fault = fault_of_head(self.headers, self.parser)
         if self._fault is not None:
             raise ValueError(self._fault[2])
@@ -132,10 +149,10 @@ class LimitedProtocol(StampedProtocol):
         super().on_response_complete()
         if (self._in_head or self._in_body) and not self._answering_an_earlier_one():
             self.note_unfinished(in_body=False)
-        if self.transport.is_closing() or not self.cycle.response_complete:
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle is None or not cycle.response_complete:
             return
-        if self.cycle.body:
-            self.cycle.body = bytearray()
+        cycle.body = b""
         if self._in_body:
             self._clear_deadline()
             self._set_deadline(self.answered_timeout)
@@ -160,7 +177,7 @@ class LimitedProtocol(StampedProtocol):
         """A reading wholly between the head and the end of a request: what is neither body nor
         plain framing is bounded.
         """
-        if self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete:
             self._answered_bytes += received
             if self._answered_bytes > ANSWERED_BYTES:
                 self.transport.close()
@@ -176,22 +193,16 @@ class LimitedProtocol(StampedProtocol):
     @property
     def idle(self) -> bool:
         """Whether no request is being answered; a part of the next one may be there."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        return (self.cycle is None or self.cycle.response_complete) and not self.pipelined
 
     def hang_up(self) -> None:
         """Close a connection that is idle, unless its next request is there, unread."""
-        if self._reader is None or not self._reader.has_unread():
+        if self._plain is None or not self._plain.has_unread():
             self.transport.close()
 
     def _between(self) -> bool:
-        """Data came after an answer, but no head began: blank lines, which stop uvicorn's own
-        timer.
-        """
-        return (
-            self.cycle is not None
-            and self.cycle.response_complete
-            and self.timeout_keep_alive_task is None
-        )
+        """Data came after an answer, but no head began: blank lines."""
+        return self.cycle is not None and self.cycle.response_complete and not self.resting
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self._too_slow)
@@ -218,19 +229,19 @@ class LimitedProtocol(StampedProtocol):
 
     def _answering_an_earlier_one(self) -> bool:
         busy = self.cycle is not None and not self.cycle.response_complete
-        return bool(self.pipeline) or (busy and not self._in_body)
+        return self.pipelined or (busy and not self._in_body)
 
     def _nothing_sent(self) -> bool:
         if self.cycle is None:
             return True
         if self._in_body:
             return not (
-                self.cycle.response_started or self.pipeline
+                self.cycle.response_started or self.pipelined
             )  # what is pipelined waits for the answer before it
         return self.cycle.response_complete
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer past uvicorn, unless an answer has begun, and close."""
+        """Answer past the application, unless an answer has begun, and close."""
         if self.transport.is_closing():
             return
         if self._nothing_sent():

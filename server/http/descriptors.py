@@ -1,5 +1,5 @@
-"""Files that the process may have open: each connection takes two
-(`server.http.arrival_timestamps`), and the usual soft limit of 1024 is soon met.
+"""Files that the process may have open: each connection takes one, and the usual soft limit of 1024
+is soon met.
 
 The kernel gives the lowest free number: a connection's own number says how many are taken, by
 whomever. The last numbers below the limit are kept for probes (`/health`, `/ready`, `/metrics`),
@@ -66,7 +66,7 @@ def raise_descriptor_limit() -> None:
             "cannot raise the limit on open files above %d (%s): enough for %d connections",
             soft,
             error,
-            soft // 2,
+            soft,
         )
 
 

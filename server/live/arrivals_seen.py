@@ -1,6 +1,6 @@
 """What arrived: the last instants of the epoch in a ring, audited when somebody asks.
 
-An instant is the kernel's where it has one (`server.http.arrival_timestamps`), so that the verdict
+An instant is the kernel's where it has one (`server.wire.transport`), so that the verdict
 is about the clients, not about the gateway's event loop. One call is one arrival, however many
 sequences it asks for. Seeing one costs about a microsecond; the audit of a full ring costs three to
 eight milliseconds of the event loop, once for each state asked for.

@@ -34,8 +34,8 @@ from kendall.server.engines.folder import EXPECTED
 from kendall.server.engines.hugging_face import check_model, folder_of
 from kendall.server.gateway import Gateway
 from kendall.server.http.app import create_app
-from kendall.server.http.arrival_timestamps import protocol_with, stamps_arrivals
 from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.http.connection import protocol_with
 from kendall.server.http.descriptors import Room, raise_descriptor_limit
 from kendall.server.live.state_file import before_its_place, check_state_file
 from kendall.server.operations.reloading import Reloader, hangups
@@ -48,6 +48,8 @@ from kendall.server.security.exposure import uvicorn_tls, warn_of
 from kendall.server.settings import Settings
 from kendall.server.supervision.replicas.pool import Replicas, ServingReplicas
 from kendall.server.supervision.supervisor import EngineLostError
+from kendall.server.wire.listener import ListeningServer
+from kendall.server.wire.transport import stamps_arrivals
 
 ENGINE_SEED = 0x6B656E64616C6C << 32  # "kendall"
 log = logging.getLogger("kendall")
@@ -253,7 +255,7 @@ def _asks_after_silence(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class _Server(uvicorn.Server):
+class _Server(ListeningServer):
     """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in
     every case.
     """

@@ -25,6 +25,7 @@ from kendall.server.security.settings import SecuritySettings
 from kendall.server.settings import Settings
 from kendall.server.supervision.progress import on_still
 from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.wire.listener import ListeningServer
 from tests.server.asgi import LAW, OPERATOR, Call, call, completion, running
 
 Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]
@@ -73,7 +74,7 @@ class WireRow:
                 log_config=None,
                 timeout_graceful_shutdown=1,
             )
-            server = uvicorn.Server(config)
+            server = ListeningServer(config)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(self.raw)

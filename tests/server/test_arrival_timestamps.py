@@ -16,12 +16,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from kendall.server.http.arrival_timestamps import (
-    RECEIVED_AT,
-    StampedProtocol,
-    WallClock,
-    stamps_arrivals,
-)
+from kendall.server.http.connection import RECEIVED_AT, StampedProtocol
+from kendall.server.wire.transport import WallClock, stamps_arrivals
 from tests.eventually import eventually_here
 from tests.server.counts import open_files
 from tests.serving import on_a_socket

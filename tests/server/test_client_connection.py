@@ -19,19 +19,19 @@ import pytest
 import uvloop
 from starlette.requests import ClientDisconnect
 
-from kendall.server.http import arrival_timestamps
 from kendall.server.http.answer import GeneratedAnswer
-from kendall.server.http.arrival_timestamps import CONTINUE, StampedProtocol
 from kendall.server.http.client_connection import (
     CONNECTION,
     ClientConnection,
-    HangUps,
     watch_client,
     while_connected,
 )
+from kendall.server.http.connection import CONTINUE, StampedProtocol
 from kendall.server.queue.sequence import SequenceState
 from kendall.server.security.exposure import uvicorn_tls
 from kendall.server.security.settings import TlsSettings
+from kendall.server.wire import transport
+from kendall.server.wire.hang_ups import HangUps
 from tests.eventually import eventually
 from tests.server.asgi import Call, call, completion, running
 from tests.server.counts import open_files
@@ -191,7 +191,7 @@ PATIENCE = 30.0  # seconds
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody is asked: whoever goes is noticed by that, except where a test says otherwise."""
-    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 3600.0)
+    monkeypatch.setattr(transport, "ASK_EVERY", 3600.0)
     noticed.clear()
     begun.clear()
 
@@ -276,7 +276,7 @@ def test_a_client_that_goes_is_noticed_behind_a_request_that_it_sent_later(
     """Nothing is read while the later one waits for its turn. Behind more than the kernel
     buffers the end itself does not come in.
     """
-    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 0.5)
+    monkeypatch.setattr(transport, "ASK_EVERY", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(post("/wait"))
         assert begun.wait(PATIENCE)
@@ -319,7 +319,7 @@ def test_a_client_that_goes_is_noticed_behind_tls(tmp_path: Path) -> None:
 def test_a_half_closed_connection_is_kept_and_its_end_is_noticed(
     port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 0.5)
+    monkeypatch.setattr(transport, "ASK_EVERY", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(sent)
         assert begun.wait(PATIENCE)

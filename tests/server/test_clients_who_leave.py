@@ -15,8 +15,9 @@ import pytest
 import uvicorn
 
 from kendall.server.gateway import Gateway
-from kendall.server.http import arrival_timestamps
-from kendall.server.http.arrival_timestamps import StampedProtocol
+from kendall.server.http.connection import StampedProtocol
+from kendall.server.wire import transport
+from kendall.server.wire.listener import ListeningServer
 from tests.eventually import eventually
 from tests.server.asgi import SLOW, Call, call, completion, running
 from tests.virtual_time import run_virtual
@@ -105,7 +106,7 @@ async def listening(app: Any) -> AsyncIterator[int]:
         log_level="error",
         timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
+    server = ListeningServer(config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         yield sock.getsockname()[1]
@@ -127,7 +128,7 @@ def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real sockets and real time; it is noticed by its closing, not by a question later."""
-    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 3600.0)
+    monkeypatch.setattr(transport, "ASK_EVERY", 3600.0)
 
     async def main() -> None:
         async with running("single", law=SLOW) as (app, gateway), listening(app) as port:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kendall.queueing.latency.law import parse_law
-from kendall.server.http import arrival_timestamps
+from kendall.server.wire import transport
 from tests.eventually import eventually
 from tests.server import unruly
 from tests.server.test_unruly_clients import Hasty, Site, site
@@ -66,7 +66,7 @@ def test_calls_left_behind_a_pipelined_second_one_are_all_cancelled(
     """The second comes when the first is in service; then the client goes. It is noticed by its
     going, not by a question later.
     """
-    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 3600.0)
+    monkeypatch.setattr(transport, "ASK_EVERY", 3600.0)
 
     async def begun(port: int) -> unruly.Client:
         client = await unruly.Client(np.random.default_rng(0), port).open()

@@ -20,8 +20,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from kendall.server.http import descriptors
-from kendall.server.http.arrival_timestamps import protocol_with
 from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.http.connection import protocol_with
 from kendall.server.http.descriptors import KEPT, Room
 from tests.eventually import eventually_here
 from tests.serving import on_a_socket

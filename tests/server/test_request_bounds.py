@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from kendall.server.http import bounds as protocol
 from kendall.server.http.bounds import LimitedProtocol, fault_of_head
@@ -34,17 +37,22 @@ class Transport:
 
 
 class Bare(LimitedProtocol):
-    """The bounds alone: no uvicorn, no socket."""
+    """The bounds alone, on no socket."""
 
     def __init__(self, *, cycle: Any = None, pipeline: Any = ()) -> None:
+        self.timers: list[float] = []
+        loop: Any = SimpleNamespace(call_later=self._later, time=lambda: 0.0)
+        with asyncio.Runner() as runner:
+            runner.run(self._begin())
         self.transport: Any = Transport()
-        self.cycle, self.pipeline = cycle, pipeline
+        self.cycle, self._pipeline, self.loop = cycle, pipeline, loop
         self.headers: Any = []
         self.parser: Any = SimpleNamespace(get_http_version=lambda: "1.1")
-        self.timeout_keep_alive_task = None
-        self.timers: list[float] = []
-        self.loop: Any = SimpleNamespace(call_later=self._later)
-        self._reader = None
+
+    async def _begin(self) -> None:
+        config = uvicorn.Config(lambda: None)
+        config.loaded_app = None
+        super().__init__(config, ServerState())
 
     def _later(self, seconds: float, _: Any) -> Any:
         self.timers.append(seconds)
@@ -214,8 +222,8 @@ def test_a_connection_is_idle_between_an_answer_and_the_next_request(
 ) -> None:
     of = Bare(**about)
     assert (of.idle, of._between()) == (idle, between)
-    of.timeout_keep_alive_task = object()  # type: ignore[assignment]
-    assert not of._between(), "uvicorn's own timer runs"
+    of.rest()
+    assert not of._between(), "the connection rests"
 
 
 @pytest.mark.parametrize(("reader", "closed"), [(None, True), (False, True), (True, False)])
@@ -223,7 +231,7 @@ def test_an_idle_connection_is_hung_up_unless_its_next_request_is_there(
     reader: bool | None, closed: bool
 ) -> None:
     of = Bare()
-    of._reader = None if reader is None else SimpleNamespace(has_unread=lambda: reader)  # type: ignore[assignment]
+    of._plain = None if reader is None else SimpleNamespace(has_unread=lambda: reader)  # type: ignore[assignment]
     of.hang_up()
     assert of.transport.closed == closed
 

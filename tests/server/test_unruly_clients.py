@@ -25,11 +25,12 @@ from kendall.queueing.measurement.record import Record
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
 from kendall.server.http.app import create_app
-from kendall.server.http.arrival_timestamps import protocol_with
 from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.http.connection import protocol_with
 from kendall.server.security.settings import SecuritySettings
 from kendall.server.settings import Settings
 from kendall.server.supervision.settings import SupervisionSettings
+from kendall.server.wire.listener import ListeningServer
 from tests.eventually import eventually
 from tests.server import unruly
 from tests.server.counts import open_files, tell
@@ -78,7 +79,7 @@ async def site(policy: str, law: LatencyModel = LAW) -> AsyncIterator[Site]:
         "timeout_keep_alive": 1,
         "proxy_headers": False,
     }
-    server = uvicorn.Server(
+    server = ListeningServer(
         uvicorn.Config(
             create_app(gateway, on_ready=lambda _: ready.set()), http=protocol, **options
         )

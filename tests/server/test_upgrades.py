@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kendall.server.http.arrival_timestamps import protocol_with
 from kendall.server.http.bounds import LimitedProtocol
+from kendall.server.http.connection import protocol_with
 from tests.serving import on_a_socket
 
 UPGRADE = (

@@ -52,9 +52,9 @@ from kendall.server.http.api.schema import (
 )
 from kendall.server.http.api.unserved import UNSERVED, check_unserved
 from kendall.server.http.api.validation import check_extra, refuse_unknown, validate
-from kendall.server.http.arrival_timestamps import RECEIVED_AT
 from kendall.server.http.bodies import parsed, read_body
 from kendall.server.http.client_connection import while_connected
+from kendall.server.http.connection import RECEIVED_AT
 from kendall.server.http.headers import FLOW, asked_id
 from kendall.server.openai_tools.call import VllmCall
 from kendall.server.openai_tools.endpoints import ApiEndpoint, Dialect

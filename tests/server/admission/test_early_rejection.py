@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,11 +19,12 @@ from kendall.server.admission.settings import OverloadSettings
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.gateway import Gateway
 from kendall.server.http.app import create_app
-from kendall.server.http.arrival_timestamps import StampedProtocol
+from kendall.server.http.connection import StampedProtocol
 from kendall.server.runtime.errors import ApiError
 from kendall.server.security import early_answer
 from kendall.server.security.early_answer import RejectionResponse
 from kendall.server.settings import Settings
+from kendall.server.wire.listener import ListeningServer
 from tests.eventually import eventually
 from tests.server.asgi import SLOW
 from tests.virtual_time import run_virtual
@@ -146,15 +148,16 @@ async def served(**overload: Any) -> AsyncIterator[tuple[int, Gateway]]:
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
     config = uvicorn.Config(
-        app, port=0, http=StampedProtocol, ws="none", log_level="error", timeout_graceful_shutdown=1
+        app, http=StampedProtocol, ws="none", log_level="error", timeout_graceful_shutdown=1
     )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
+    server = ListeningServer(config)
+    sock = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await ready.wait()
         while not server.started:  # noqa: ASYNC110 - it says so by this alone
             await asyncio.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()[1], gateway
+        yield sock.getsockname()[1], gateway
     finally:
         server.should_exit = True
         await task

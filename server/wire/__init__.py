@@ -1,0 +1,1 @@
+"""The data path: connections that are read and written here."""
