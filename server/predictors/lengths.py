@@ -176,7 +176,8 @@ class LengthPredictor(Observer):
         caller, start = engine_request.caller, prompt[:COMPARED]
         start = start if isinstance(start, str) else tuple(start)
         whole = hash((len(prompt), start))
-        groups = "", caller, (caller, hash(start[:BEGINNING])), (caller, whole)
+        # None: all answers; a call without a key has "" as its caller
+        groups = None, caller, (caller, hash(start[:BEGINNING])), (caller, whole)
         if served is not None and not self._misleads:
             return _Told(math.log(served), groups=groups, served=math.log(served))
         if self.options.name != "learned":

@@ -21,7 +21,7 @@ from kendall.queueing.predictors.learned_file import load_model, save_model
 from kendall.server.predictors import length_service, lengths
 from kendall.server.predictors.length_service import FAILURES, PAUSE
 from kendall.server.predictors.lengths import LengthPredictor
-from kendall.server.runtime.length_text import parse_length_predictor
+from kendall.server.runtime.length_text import LengthPredictorText, parse_length_predictor
 from tests.queueing.test_learned_lengths import ended, made
 from tests.server.asgi import call, running
 from tests.virtual_time import run_virtual
@@ -222,27 +222,58 @@ def test_another_quantile_is_a_longer_prediction() -> None:
     run_virtual(main())
 
 
+NAMES = "none | max_tokens | sent | history | learned | http"
+A_URL = "http:url=http://127.0.0.1:9000/lengths,deadline=50ms,quantile=0.9"
+KEY_NAMES = "expected names of API keys as the log has them: eight hexadecimal digits, joined by +"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "",
-        "nope",
-        "http",
-        "http:url=ftp://a/",
-        "http:url=http://a:99999/",
-        "http:url=http://a/,deadline=2s",
-        "http:url=http://a/,deadline=nan",
-        "learned:quantile=nan",
-        "learned:quantile=1",
-        "learned:path=/",
-        "sent:keys=me",
-        "history:path=a",
-        "none:quantile=0.5",
+        ("", f"got no length predictor; expected {NAMES}"),
+        (" ", f"got no length predictor; expected {NAMES}"),
+        ("nope", f"got length predictor 'nope'; expected {NAMES}; did you mean 'none'?"),
+        ("http", f"got 'http'; expected url too, for example {A_URL}"),
+        ("http:url=ftp://a/", f"got url=ftp://a/; expected url=URL, for example {A_URL}"),
+        ("http:url=http:///a", f"got url=http:///a; expected url=URL, for example {A_URL}"),
+        ("http:url=http://a:0/", f"got url=http://a:0/; expected url=URL, for example {A_URL}"),
+        ("http:url=http://a:99999/", "got url=http://a:99999/; expected url=URL"),
+        (
+            "http:url=http://a/,deadline=2s",
+            "got deadline=2s; expected a deadline from 1ms to 1s: a request waits for it",
+        ),
+        ("http:url=http://a/,deadline=0.9ms", "got deadline=0.9ms; expected a deadline from 1ms"),
+        ("http:url=http://a/,deadline=nan", "got "),
+        ("learned:quantile=nan", "got quantile=nan; expected a quantile from 0.01 to 0.99"),
+        ("learned:quantile=half", "got quantile=half; expected a quantile from 0.01 to 0.99"),
+        ("learned:quantile=0.991", "got quantile=0.991; expected a quantile from 0.01 to 0.99"),
+        ("learned:quantile=0.009", "got quantile=0.009; expected a quantile from 0.01 to 0.99"),
+        (
+            "learned:path=/",
+            "got the folder path=/; expected path=FILE, for example lengths.npz",
+        ),
+        ("sent:keys=me", f"got 'me' in keys=me; {KEY_NAMES}"),
+        ("sent:keys=0123abcd+", f"got '' in keys=0123abcd+; {KEY_NAMES}"),
+        ("history:path=a", "got "),
+        ("none:quantile=0.5", "got "),
     ],
 )
-def test_a_wrong_text_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match=r"got .*expected"):
+def test_a_wrong_text_is_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=r"got .*expected") as refused:
         parse_length_predictor(text)
+    assert str(refused.value).startswith(said)
+
+
+def test_a_text_says_what_it_names_and_the_rest_is_as_ever() -> None:
+    assert parse_length_predictor("history") == LengthPredictorText(name="history", quantile=0.5)
+    assert parse_length_predictor("sent:keys=0123abcd+4567abcd").keys == {"0123abcd", "4567abcd"}
+    assert parse_length_predictor("learned:path=a,quantile=0.01") == LengthPredictorText(
+        name="learned", path=Path("a"), quantile=0.01
+    )
+    most = parse_length_predictor("http:url=https://a/b,deadline=1s,quantile=0.99")
+    assert (most.url, most.deadline, most.quantile) == ("https://a/b", 1.0, 0.99)
+    assert parse_length_predictor("http:url=http://a").deadline == 0.05
+    assert parse_length_predictor("http:url=http://a,deadline=1ms").deadline == 0.001
 
 
 # the model's file

@@ -5,7 +5,9 @@ it.
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from kendall.server.runtime.log_writer import (
     WINDOW,
     LogWriter,
     Repeats,
+    let_go,
+    to_stream,
     write_all,
 )
 from kendall.server.telemetry.metrics import Metrics
@@ -114,6 +118,85 @@ def test_a_slow_stream_of_one_kind_is_never_cut() -> None:
     assert all(
         repeats.admit(record, at * WINDOW / LINES_OF_A_KIND) for at in range(10 * LINES_OF_A_KIND)
     )
+
+
+def line(text: str, logger: str = "a", level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord(logger, level, "", 0, text, (), None)
+
+
+def test_fifty_lines_of_a_kind_are_admitted_from_the_first_one_on_for_ten_seconds() -> None:
+    repeats = Repeats()
+    admitted = [repeats.admit(line("x"), 100.0) for _ in range(LINES_OF_A_KIND)]
+    assert all(admitted)
+    assert repeats.next_end() is None, "nothing is left out"
+    assert [repeats.admit(line("x"), 105.0) for _ in range(3)] == [False] * 3
+    for other in (line("y"), line("x", "b"), line("x", level=logging.ERROR)):
+        assert repeats.admit(other, 105.0), "of another kind"
+    assert repeats.next_end() == 100.0 + WINDOW
+    assert repeats.left_out(100.0 + WINDOW - 0.01) == {}
+    assert repeats.left_out(100.0 + WINDOW) == {("a", logging.INFO, "x"): 3}
+    assert repeats.left_out(100.0 + WINDOW) == {}
+    assert repeats.next_end() is None
+
+
+def test_a_line_behind_a_window_begins_another_and_what_was_left_out_is_to_be_told() -> None:
+    repeats = Repeats()
+    for _ in range(LINES_OF_A_KIND + 2):
+        repeats.admit(line("x"), 0.0)
+    assert repeats.admit(line("x"), WINDOW)
+    assert repeats.next_end() == -math.inf
+    for _ in range(LINES_OF_A_KIND):
+        repeats.admit(line("x"), 1.5 * WINDOW)
+    assert repeats.left_out(1.5 * WINDOW) == {("a", logging.INFO, "x"): 2}
+    assert repeats.left_out(2 * WINDOW) == {("a", logging.INFO, "x"): 1}
+
+
+def test_a_kind_is_told_by_two_hundred_characters() -> None:
+    repeats, same, other = Repeats(), "x" * 200, "x" * 199
+    for _ in range(LINES_OF_A_KIND):
+        repeats.admit(line(same), 0.0)
+    assert not repeats.admit(line(same + "y"), 0.0)
+    assert repeats.admit(line(other + "y"), 0.0)
+
+
+def test_kinds_beyond_the_most_are_one_until_windows_are_over() -> None:
+    repeats = Repeats()
+    for number in range(log_writer.MOST_KINDS):
+        assert repeats.admit(line(f"line {number}"), 0.0)
+    admitted = [repeats.admit(line(f"more {number}"), 1.0) for number in range(60)]
+    assert admitted == [True] * LINES_OF_A_KIND + [False] * 10
+    assert repeats.admit(line("more"), WINDOW), "there is room again"
+    assert repeats.left_out(1.0 + WINDOW) == {("a", logging.INFO, "(lines of many kinds)"): 10}
+
+
+def test_a_stream_without_a_descriptor_is_written_to() -> None:
+    stream = io.StringIO()
+    to_stream(stream)(b"a line\n")
+    assert stream.getvalue() == "a line\n"
+
+
+def test_a_process_whose_log_nobody_reads_writes_nowhere_from_its_end_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(log_writer, "LAST_LINES", 0.01)
+    reads = threading.Event()
+    with (tmp_path / "log").open("w") as stream:
+        writer = LogWriter(lambda _: reads.wait())
+        writer.emit(line("a line"))
+        let_go(writer, stream)
+        assert not writer.written(30.0), "nothing waits any more"
+        stream.write("last words")
+    assert (tmp_path / "log").read_text() == ""
+    reads.set()
+
+
+def test_a_log_that_is_read_is_written_to_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        writer = LogWriter(to_stream(stream))
+        writer.emit(line("a line"))
+        let_go(writer, stream)
+        stream.write("last words")
+    assert (tmp_path / "log").read_text() == "a line\nlast words"
 
 
 def test_the_table_of_kinds_has_a_bound_and_knows_what_it_left_out() -> None:

@@ -5,6 +5,7 @@ where not.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kendall.policies import parse_policy
-from kendall.queueing.control.wait_ahead import BatchService, SlotService
+from kendall.policies.text import policy_batch_size
+from kendall.queueing.control.wait_ahead import (
+    BatchFormation,
+    BatchService,
+    SlotService,
+    Wait,
+    WaitForFormation,
+)
 from kendall.queueing.measurement.record import Record
 from kendall.server.admission.waits import Waits
 
@@ -42,7 +50,7 @@ class FakeGateway:
         policy: Any = parse_policy(self.policy)
         self.batcher = SimpleNamespace(
             policy=policy,
-            effective_max_batch_size=policy.max_batch_size,
+            effective_max_batch_size=policy_batch_size(policy),
             queue_length=self.queue_length,
             in_service=self.in_service,
             capabilities=SimpleNamespace(servers=1),
@@ -145,6 +153,60 @@ def test_batches_wait_by_the_live_model_whatever_was_seen() -> None:
     )  # type: ignore[union-attr]
     assert found.first_token() == 0.04
     assert found.until_gone(4) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "place", "joining", "most", "missing", "left"),
+    [
+        ((98.0,), 0, 0, ",max_wait=5s", 1, 3.0),  # the oldest of its batch has waited 2 s of 5
+        ((98.0, 98.0, 99.0), 2, 0, ",max_wait=5s", 1, 4.0),
+        ((98.0, 98.0), 2, 1, ",max_wait=5s", 1, 5.0),  # it will be the oldest
+        ((), 0, 1, ",max_wait=5s", 1, 5.0),
+        ((98.0,), 0, 0, "", 1, math.inf),
+        ((98.0, 98.0), 1, 0, ",max_wait=5s", 0, 0),  # its batch is full
+        ((98.0, 98.0), 2, 2, ",max_wait=5s", 0, 0),
+    ],
+)
+def test_a_fixed_batch_waits_until_it_is_full_or_its_oldest_has_waited_long_enough(
+    arrived: tuple[float, ...], place: int, joining: int, most: str, missing: int, left: float
+) -> None:
+    found, gateway = waits(
+        policy=f"fixed:batch_size=2{most}", ahead=BATCHES, at=100.0, queue_length=len(arrived)
+    )
+    gateway.batcher.waiting = [
+        SimpleNamespace(request=SimpleNamespace(arrived_at=at)) for at in arrived
+    ]
+    gateway.live_model = lambda: SimpleNamespace(  # type: ignore[attr-defined]
+        activity=SimpleNamespace(sequence_rate=lambda: 0.5)
+    )
+    server = BATCHES.wait(place, [])
+    formed = WaitForFormation(server, BatchFormation(missing, 0.5, left)) if missing else server
+    assert found.wait(place, joining=joining) == formed
+
+
+def test_until_everything_has_left_is_one_full_set_of_slots_behind_the_queue() -> None:
+    found, _ = waits(ahead=SLOTS, queue_length=6)
+    assert found.until_idle() == pytest.approx((6 + 4) / 10.0)
+    batches, gateway = waits(policy="capped:max_batch_size=2", ahead=BATCHES)
+    gateway.batcher.unanswered = 3
+    assert batches.until_idle() == pytest.approx(BATCHES.until_gone(3, []))
+
+
+def test_what_follows_the_wait_is_what_was_seen_of_it() -> None:
+    """Three services of 2, 2 and 5 s, each with its first token after 10 ms."""
+    found, _ = waits(ahead=SLOTS)
+    assert found.after("queueing_delay") == Wait(0.0)
+    assert found.after("time_to_first_token") == Wait(0.02)
+    assert found.after("service_time") is None
+    saw(found, 2.0, 2.0, 5.0)
+    weights = (0.99**2, 0.99, 1.0)
+    mean = (2 * sum(weights[:2]) + 5) / sum(weights)
+    variance = ((2 - mean) ** 2 * sum(weights[:2]) + (5 - mean) ** 2) / sum(weights)
+    service = found.after("service_time")
+    assert service is not None
+    assert (service.mean, service.variance) == (pytest.approx(mean), pytest.approx(variance))
+    assert found.after("time_to_first_token") == Wait(pytest.approx(0.01))
+    assert found.after("sojourn_time") is None, "no end of an answer was seen"
 
 
 def test_without_a_live_model_waits_come_from_the_services_seen() -> None:

@@ -1,0 +1,341 @@
+"""What the length predictor says after answers that are counted by hand, without a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from kendall.policies import Request
+from kendall.queueing.measurement.record import Record
+from kendall.queueing.predictors.learned import learn
+from kendall.queueing.predictors.learned_file import save_model
+from kendall.server.predictors import length_service, lengths
+from kendall.server.predictors.lengths import LengthPredictor
+from tests.queueing.test_learned_lengths import ended, made
+from tests.server.harness import engine_request_of
+
+LIMIT = 500
+
+
+async def no_process(*_: Any) -> None:
+    raise AssertionError
+
+
+class Told:
+    """A predictor, its requests and their answers."""
+
+    def __init__(self, text: str) -> None:
+        self.predictor = LengthPredictor(text, no_process)
+        self._count = 0
+
+    def says(
+        self,
+        prompt: Sequence[int] = (1,),
+        sent: float | None = None,
+        *,
+        caller: str = "",
+        limit: int = LIMIT,
+        **sampling: Any,
+    ) -> float | None:
+        """What the next request is taken to be."""
+        self._count += 1
+        request = Request(str(self._count), 0.0, len(prompt), limit, sent)
+        asked = replace(
+            engine_request_of(request, None, lambda _: prompt, **sampling), caller=caller
+        )
+        (found,) = asyncio.run(self.predictor.predicted([asked]))
+        return found.request.predicted_output_tokens
+
+    def becomes(self, tokens: int | None, *, back: int = 0, **more: Any) -> None:
+        """The last request is over, or one before it."""
+        facts = {"outcome": "completed", "finish_reason": "stop", "max_output_tokens": LIMIT} | more
+        self.predictor.on_record(
+            Record(request_id=str(self._count - back), output_tokens=tokens, **facts)
+        )
+
+    def answers(self, prompt: Sequence[int], tokens: Sequence[int], **more: Any) -> None:
+        for each in tokens:
+            self.says(prompt, **more)
+            self.becomes(each)
+
+
+def shrunk(own: float, count: float, wider: float, weight: float) -> float:
+    return (count * own + weight * wider) / (count + weight)
+
+
+def test_an_unknown_prompt_is_like_all_and_a_known_one_like_itself() -> None:
+    """One answer of 10 tokens to each of two prompts that begin alike, one of 1000 to another; the
+    weights of the groups are those of the history: 20, 5, 0.7, and 0.98 for what is older.
+    """
+    told = Told("history")
+    alike = [7] * lengths.BEGINNING
+    assert told.says([1]) is None
+    told.answers([*alike, 1], [10], caller="a")
+    told.answers([*alike, 2], [1000], caller="a")
+    one, two = math.log(10), math.log(1000)
+    everything = (0.98 * one + two) / 1.98
+    assert told.says([3], caller="b") == pytest.approx(math.exp(everything), abs=1e-3)
+    assert told.says([3], caller="a") == pytest.approx(math.exp(everything), abs=1e-3)
+    begun = shrunk(everything, 1.98, everything, 5.0)
+    assert told.says([*alike, 3], caller="a") == pytest.approx(math.exp(begun), abs=1e-3)
+    same = shrunk(one, 1.0, begun, 0.7)
+    assert told.says([*alike, 1], caller="a") == pytest.approx(math.exp(same), abs=1e-3)
+    other = told.says([*alike, 1], caller="b")
+    assert other == pytest.approx(math.exp(everything), abs=1e-3), "another client's"
+    told.answers([5], [20], caller="b")
+    for _ in range(4):
+        told.answers([5], [20], caller="b")
+    client = told.says([6], caller="b")
+    assert client is not None
+    assert 20 < client < math.exp(everything), "towards what this client has"
+
+
+def test_prompts_that_differ_far_behind_their_beginning_are_one_if_equally_long() -> None:
+    told, long = Told("history"), [7] * lengths.COMPARED
+    told.answers([1], [100] * 20)
+    told.answers([*long, 1], [10])
+    same = told.says([*long, 1])
+    assert told.says([*long, 2]) == same
+    assert told.says([*long, 2, 2]) != same
+    assert told.says([*long[1:], 9, 1]) != same
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"outcome": "failed"},
+        {"outcome": "cancelled"},
+        {"finish_reason": "length"},
+    ],
+)
+def test_only_a_whole_answer_is_learned_from(more: dict[str, Any]) -> None:
+    told = Told("history")
+    told.says()
+    told.becomes(20, **more)
+    told.becomes(20)  # it was over
+    told.says()
+    told.becomes(None)
+    told.says()
+    told.becomes(0)
+    assert told.says() is None
+    assert told.predictor.quality().answers == 0
+
+
+def test_the_last_requests_only_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "MOST_TOLD", 2)
+    told = Told("history")
+    for _ in range(3):
+        told.says()
+    told.becomes(20, back=2)
+    assert told.says() is None
+    told.becomes(20, back=1)
+    assert told.says() == 20
+
+
+def test_no_prediction_is_beyond_the_limit_or_below_one_token() -> None:
+    told = Told("history")
+    told.answers([1], [400])
+    assert [told.says(limit=limit) for limit in (399, 400, 401)] == [399, 400, 400]
+    claims = Told("sent")
+    claims.answers([1], [20], sent=10.0, caller="a")
+    assert claims.says(sent=0.25, caller="a") == 1.0
+
+
+def test_a_length_that_is_sure_is_the_prediction() -> None:
+    told = Told("history")
+    told.answers([1], [20])
+    assert told.says(ignore_eos=True) == LIMIT
+    assert told.says(ignore_eos=True, stop=("x",)) == 20
+    told.becomes(40)
+    told.says(ignore_eos=True)
+    told.becomes(LIMIT)
+    assert told.says() == pytest.approx(
+        math.exp((0.98 * math.log(20) + math.log(40)) / 1.98), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_client_that_says_half_is_corrected_by_its_last_answers(count: int) -> None:
+    """The mean of ln 2 over so many answers, an older one a tenth less, and one as it was said."""
+    told = Told("sent")
+    assert told.says(sent=10.0, caller="a") == 10
+    told.becomes(20)
+    told.answers([1], [20] * (count - 1), sent=10.0, caller="a")
+    weight = sum(0.9**age for age in range(count))
+    expected = 10 * math.exp(math.log(2) * weight / (weight + 1))
+    assert told.says(sent=10.0, caller="a") == pytest.approx(expected, abs=1e-3)
+    assert told.says(sent=10.0, caller="b") == 10
+    assert told.says(caller="a") is None
+
+
+def test_a_client_that_says_too_much_is_believed() -> None:
+    told = Told("sent")
+    told.answers([1], [5] * 20, sent=10.0)
+    assert told.says(sent=10.0) == 10
+
+
+@pytest.mark.parametrize(("tokens", "counts"), [(5, False), (10, True), (20, True)])
+def test_a_cut_answer_tells_of_its_client_from_what_was_said_on(tokens: int, counts: bool) -> None:
+    told = Told("sent")
+    told.answers([1], [20], sent=10.0)
+    before = told.says(sent=10.0)
+    told.becomes(tokens, finish_reason="length")
+    assert (told.says(sent=10.0) != before) is counts
+
+
+def test_clients_beyond_the_most_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "MOST_GROUPS", 2)
+    told = Told("sent")
+    for caller in "abac":
+        told.answers([1], [20], sent=10.0, caller=caller)
+    corrected = {caller for caller in "abc" if told.says(sent=10.0, caller=caller) != 10}
+    assert corrected == {"a", "c"}
+
+
+def test_the_limit_alone_is_a_prediction_too() -> None:
+    told = Told("max_tokens")
+    assert told.says(sent=10.0) == LIMIT
+    told.answers([1], [LIMIT // 2, LIMIT // 5])
+    assert told.predictor.bias_ratio == pytest.approx(math.sqrt(2 * 5))
+
+
+def test_a_key_that_does_not_count_is_predicted_as_if_it_said_nothing() -> None:
+    told = Told("sent:keys=0123abcd+4567abcd")
+    assert told.says(sent=10.0, caller="4567abcd") == 10
+    assert told.says(sent=10.0, caller="4567abce") is None
+
+
+def test_a_quantile_is_as_far_above_the_middle_as_answers_were() -> None:
+    middle, high = Told("history"), Told("history:quantile=0.9")
+    told, errors = [], []
+    for tokens in (10, 20, 40, 80, 160, 15, 25, 35, 45, 55, 65, 75):
+        for each in (middle, high):
+            told.append(each.says())
+            each.becomes(tokens)
+        if told[-2] is not None:
+            errors.append(math.log(tokens / told[-2]))
+            if len(errors) <= 10:
+                assert told[-1] == told[-2], "too few to tell"
+    assert len(errors) == 11
+    expected = middle.says() * math.exp(np.quantile(errors, 0.9))
+    assert high.says() == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_quality_is_of_what_was_said_and_what_came() -> None:
+    """Each client says something once, and nothing of it is corrected."""
+    told = Told("sent")
+    said = (19, 9, 30, 1, 100, 2, 40, 5, 60, 10)
+    came = (10, 20, 10, 2, 101, 1, 35, 11, 58, 19)
+    for caller, (sent, tokens) in enumerate(zip(said, came, strict=True)):
+        if caller == 9:
+            assert math.isnan(told.predictor.rank_correlation), "too few"
+        told.answers([1], [tokens], sent=float(sent), caller=str(caller))
+    found = told.predictor.quality()
+    assert (found.predictor, found.version, found.answers) == ("sent", 0, 10)
+    bias = np.exp(np.mean(np.log(said) - np.log(came)))
+    assert found.bias_ratio == pytest.approx(bias)
+    assert found.over_fraction == 0.1, "more than twice: 30 of 10"
+    assert found.under_fraction == 0.2, "less than half: 9 of 20, 5 of 11"
+    places = [sorted(said).index(each) for each in said]
+    ranks = [
+        (sum(each < other for each in came) + sum(each <= other for each in came) - 1) / 2
+        for other in came
+    ]
+    assert found.rank_correlation == pytest.approx(np.corrcoef(places, ranks)[0, 1])
+    assert math.isnan(found.interval_coverage)
+
+
+def test_without_an_answer_no_quality_is_known() -> None:
+    found = Told("sent").predictor.quality()
+    numbers = (
+        *(found.rank_correlation, found.interval_coverage, found.bias_ratio),
+        *(found.over_fraction, found.under_fraction),
+    )
+    assert all(map(math.isnan, numbers))
+    assert Told("sent").predictor.service_failures == 0
+
+
+@pytest.mark.parametrize(("answers", "believed"), [(49, True), (50, False)])
+def test_a_service_whose_ranks_are_the_wrong_way_round_is_not_believed_until_they_turn(
+    answers: int, believed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kendall")
+    says = [1]
+    monkeypatch.setattr(
+        length_service,
+        "TRANSPORT",
+        httpx.MockTransport(
+            lambda _: httpx.Response(200, json={"predicted_output_tokens": [says[0]]})
+        ),
+    )
+    told = Told("http:url=http://lengths.test/")
+    for number in range(answers):
+        says[0] = 1 + number % 40
+        told.says()
+        told.becomes(401 - 10 * says[0])
+    says[0] = 33
+    assert (told.says() == 33) is believed
+    if believed:
+        return
+    for number in range(100):
+        says[0] = 1 + number % 40
+        told.says()
+        told.becomes(10 * says[0])
+    says[0] = 33
+    assert told.says() == 33
+    assert [text.partition(": ")[2] for text in caplog.messages if "http://" in text] == [
+        "the answers that http://lengths.test/ predicts to be short become long (rank correlation "
+        "-1.00); history predicts until that changes",
+        "http://lengths.test/ predicts again",
+    ]
+
+
+def test_a_model_says_how_far_answers_may_lie(tmp_path: Path) -> None:
+    """Of the file: its quantiles are those of the prediction and its interval."""
+    prompts, tokens = made(200, 1)
+    model = learn(prompts, tokens, ended(200))
+    assert model is not None
+    save_model(tmp_path / "model", model, 3)
+    middle, high = (
+        Told(f"learned:path={tmp_path / 'model'}{more}") for more in ("", ",quantile=0.9")
+    )
+    for each in (middle, high):
+        each.predictor.restore()
+    said, above = middle.says([1, 2, 3]), high.says([1, 2, 3])
+    assert said is not None
+    assert above is not None
+    low, top = model.log_quantiles(math.log(said), (0.05, 0.95)).tolist()
+    assert math.log(above) == pytest.approx(
+        float(model.log_quantiles(math.log(said), (0.9,))[0]), abs=1e-3
+    )
+    for tokens_made in (
+        math.exp(low) * 1.01,
+        math.exp(low) * 0.99,
+        math.exp(top) * 0.99,
+        math.exp(top) * 1.01,
+    ):
+        middle.says([1, 2, 3, int(1000 * tokens_made)])
+    assert middle.predictor.version == 3
+
+
+def test_a_model_that_cannot_be_read_or_renamed_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told(f"learned:path={tmp_path / 'none'}")
+    told.predictor.restore()
+    assert not caplog.records, "none yet"
+    (tmp_path / "none").mkdir()
+    told.predictor.restore()
+    (said,) = caplog.messages
+    assert said.startswith(f"cannot use the length predictor {tmp_path / 'none'} (")
+    assert said.partition(": none yet; ")[2].startswith(("renamed to ", "cannot rename it: "))
+    assert (told.predictor.version, told.says()) == (0, None)
