@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -21,7 +22,9 @@ from rich.console import Console
 import kendall.queueing.latency.profile
 import kendall.server.operations.serving
 from kendall import cli
+from kendall.policies.text import SpecError
 from kendall.queueing.commands import terminal
+from kendall.queueing.errors import CommandError
 from kendall.queueing.latency.fit import Fit
 from kendall.queueing.latency.law import parse_law
 from kendall.queueing.latency.profile import Profile, profile_path
@@ -38,6 +41,7 @@ from kendall.server.calibration.in_force import LatencyModelInForce
 from kendall.server.engines.base import Capabilities
 from kendall.server.engines.emulated import EmulatedEngine
 from kendall.server.operations.calibrate import calibrate
+from kendall.server.operations.calibrate_server import lists_foreign_models
 from kendall.server.runtime.errors import ApiError
 from kendall.server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
@@ -494,6 +498,149 @@ def test_a_profile_of_the_cache_is_replaced_only_by_a_measured_law(
     calibrate("http://127.0.0.1:8080", plan, tmp_path / "asked.json", json_output=True)
     assert (tmp_path / "asked.json").is_file(), "--output always saves"
     assert profile_path("tiny").is_file() == (saved_as == "tiny")
+
+
+BESIDE = ", or of a server with OpenAI's API"
+A_SERVER = (
+    f"expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080{BESIDE}"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind", "said"),
+    [
+        (404, {"error": {"message": "no"}}, SpecError, "got {url}, which answers 404 to {path}"),
+        (400, {"error": "no"}, SpecError, "got {url}, which answers 400 to {path}"),
+        (400, [], SpecError, "got {url}, which answers 400 to {path}"),
+        (500, {"detail": "no"}, CommandError, "got {url}, which answers 500 to {path}"),
+        (200, "<html>", SpecError, "got {url}, whose answer is not a gateway's; {server}"),
+        (
+            401,
+            {"error": {"message": "got no key; expected the header"}},
+            SpecError,
+            "{url} answered 401: got no key; expected --admin-key with a key that it accepts",
+        ),
+        (
+            403,
+            {"error": {"message": "got an API key; expected an admin key"}},
+            SpecError,
+            "{url} answered 403: got an API key; expected an admin key",
+        ),
+        (409, {"error": {"message": "busy"}}, SpecError, "{url} answered 409: busy"),
+        (499, {"error": {"message": "gone"}}, SpecError, "{url} answered 499: gone"),
+        (500, {"error": {"message": "lost"}}, CommandError, "{url} answered 500: lost"),
+        (503, {"error": {"message": "starts"}}, CommandError, "{url} answered 503: starts"),
+    ],
+)
+def test_what_a_calibration_is_answered_is_said_in_one_line(
+    status: int,
+    answer: Any,
+    kind: type[Exception],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that fails is status 1, whatever else is 2."""
+    asked: dict[str, Any] = {}
+
+    def post(url: str, **settings: Any) -> httpx.Response:
+        asked.update(settings, url=url)
+        content = {"text": answer} if isinstance(answer, str) else {"json": answer}
+        return httpx.Response(status, **content)
+
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(404))
+    monkeypatch.setattr(httpx, "post", post)
+    url = "http://127.0.0.1:8080/v1/"
+    with pytest.raises(kind) as refused:
+        calibrate(url, {"repeats": 3}, None, key="sk-1", json_output=False)
+    found = said.format(url=url, path="/admin/calibrate; " + A_SERVER, server=A_SERVER)
+    assert str(refused.value) == found
+    assert asked["url"] == "http://127.0.0.1:8080/admin/calibrate"
+    assert asked["headers"] == {"authorization": "Bearer sk-1"}
+    assert (asked["trust_env"], asked["timeout"], asked["json"]["repeats"]) == (False, 900, 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (httpx.UnsupportedProtocol("no such scheme"), SpecError, "(no such scheme)"),
+        (httpx.InvalidURL("no port"), SpecError, "(no port)"),
+        (httpx.ReadTimeout(""), CommandError, f"(ReadTimeout); {A_SERVER}"),
+    ],
+)
+def test_a_calibration_that_is_not_answered_says_why(
+    error: Exception, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> httpx.Response:
+        raise error
+
+    monkeypatch.setattr(httpx, "get", fails)
+    monkeypatch.setattr(httpx, "post", fails)
+    with pytest.raises(kind) as refused:
+        calibrate("http://h:1", {}, None, json_output=False)
+    assert str(refused.value).endswith(said)
+    assert "h:1" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [
+        (401, "no   key\n" + "x" * 300, f"no key {'x' * 191}; expected --api-key with a key that"),
+        (403, "no right", "no right; expected --api-key with a key that it accepts"),
+    ],
+)
+def test_where_the_list_of_models_wants_a_key_that_is_what_is_said(
+    status: int, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = httpx.Request("GET", "http://h:1/v1/models")
+    monkeypatch.setattr(
+        httpx, "get", lambda *_, **__: httpx.Response(status, text=text, request=request)
+    )
+    monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(404, json={}))
+    with pytest.raises(SpecError) as refused:
+        calibrate("http://h:1", {}, None, json_output=False)
+    assert str(refused.value).startswith(f"http://h:1/v1/models answered {status}: {said}")
+
+
+@pytest.mark.parametrize("target", ["ftp://host/model", "localhost:8080", "[::1]:80/v1"])
+def test_an_address_without_http_is_no_model(target: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        calibrate(target, {}, None, json_output=False)
+    assert str(refused.value) == f"got {target}; {A_SERVER.removesuffix(BESIDE)}"
+
+
+@pytest.mark.parametrize(
+    ("models", "foreign"),
+    [
+        (None, False),
+        (httpx.Response(404, json={"data": [{"id": "a"}]}), False),
+        (httpx.Response(200, text="no"), False),
+        (httpx.Response(200, json={"data": []}), False),
+        (httpx.Response(200, json={"data": [{"id": "a", "owned_by": "kendall"}]}), False),
+        (httpx.Response(200, json={"data": [{"id": "a", "owned_by": "vllm"}]}), True),
+        (httpx.Response(200, json={"data": [{"id": "a"}]}), True),
+    ],
+)
+def test_a_server_that_lists_models_of_others_is_no_gateway(
+    models: httpx.Response | None, foreign: bool
+) -> None:
+    assert lists_foreign_models(models) is foreign
+
+
+def test_what_a_measured_law_says_of_itself_goes_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    profile = Profile(name="tiny", law=LAW, engine="vllm", r2=0.5, note="beside others")
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: httpx.Response(404))
+    monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(200, json=profile.to_dict()))
+    output = tmp_path / "law.json"
+    calibrate("http://h:1", {}, output, json_output=True)
+    found = capsys.readouterr()
+    assert json.loads(found.out) == json.loads(output.read_text()) == profile.to_dict()
+    poor, note = found.err.splitlines()
+    assert poor.startswith("kendall: warning: the law fits poorly: R2 0.50")
+    assert note == "kendall: beside others"
+    calibrate("http://h:1", {"speed_only": True}, output, json_output=True)
+    assert capsys.readouterr().err == "", "the law was not measured"
 
 
 def test_a_law_that_fits_poorly_is_stored_with_a_warning(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib.metadata
+import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from kendall import cli
 from kendall.policies.text import SpecError
-from kendall.queueing.latency.profile import load_profile
+from kendall.queueing.latency.law import parse_law
+from kendall.queueing.latency.profile import load_law, load_profile
 from kendall.server.engines.base import EngineStartError, ServingEngine
 from kendall.server.engines.emulated import EmulatedEngine
+from kendall.server.engines.ray.engine import RayEngine
 from kendall.server.engines.vllm.options import (
     argument_names,
     check_model,
@@ -305,3 +311,119 @@ def test_the_processes_of_vllm_report_to_nobody_and_are_quiet() -> None:
     }
     alone = {"OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     assert environment_of("owner/name") == quiet | (alone if on_cpu() else {})
+
+
+def here_is(monkeypatch: pytest.MonkeyPatch, **installed: bool) -> None:
+    """These packages are installed, or are not."""
+    there = importlib.util.find_spec
+    found = {
+        name: ModuleSpec(name, None) if is_here else None for name, is_here in installed.items()
+    }
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found[name] if name in found else there(name)
+    )
+
+
+def test_without_vllm_the_engine_is_emulated_under_the_law_of_reference(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here_is(monkeypatch, vllm=False, ray=False)
+    settings = Settings(model="tiny", served_model_name="tiny")
+    engine, law = choose_engine(settings)
+    assert isinstance(engine, EmulatedEngine)
+    assert law == load_law("reference")
+    assert caplog.messages == [
+        "vLLM is not installed: using the emulated engine",
+        "the engine is EMULATED: its timing follows the latency law, its text is meaningless",
+    ]
+    _, law = choose_engine(dataclasses.replace(settings, latency="k1=0,k2=0,k3=0,k4=0.5"))
+    assert law == parse_law("k1=0,k2=0,k3=0,k4=0.5")
+    for name in ("vllm", "ray"):
+        with pytest.raises(SpecError, match=f"got --engine {name}, but vLLM is not installed here"):
+            choose_engine(dataclasses.replace(settings, engine=name))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("vllm")
+def test_engines_on_a_cluster_are_as_many_as_there_are_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of Ray is imported before one starts."""
+    here_is(monkeypatch, ray=True)
+    settings = Settings(
+        model="tiny",
+        served_model_name="tiny",
+        engine="ray",
+        engine_args={"num_gpus": "2", "max-num-seqs": "3"},
+    )
+    alone, law = choose_engine(settings)
+    assert isinstance(alone, RayEngine)
+    assert law is None
+    several, _ = choose_engine(dataclasses.replace(settings, replicas=2))
+    assert isinstance(several, Replicas)
+    assert isinstance(several.add(1).engine, RayEngine)
+    with pytest.raises(SpecError, match=r"got --engine-arg max_num_seq=\.\."):
+        choose_engine(dataclasses.replace(settings, engine_args={"max_num_seq": "3"}))
+
+
+@pytest.mark.parametrize(
+    ("value", "slots"), [(3, 3), ("3", 3), ("true", 1), ("TRUE", 1), ("false", None)]
+)
+def test_an_argument_of_the_emulated_engine_is_a_number_or_a_switch(
+    value: object, slots: int | None
+) -> None:
+    settings = Settings(
+        model="tiny",
+        served_model_name="tiny",
+        engine="emulated",
+        engine_args={"max_num_seqs": value},
+    )
+    if slots is None:
+        with pytest.raises(SpecError, match="max_num_seqs"):
+            choose_engine(settings)
+        return
+    engine, _ = choose_engine(settings)
+    assert asyncio.run(engine.start()).max_num_seqs == slots
+
+
+@pytest.mark.parametrize(
+    ("engine", "fields", "said"),
+    [
+        (
+            "emulated",
+            {"tool_call_parser": "hermes"},
+            (
+                "got --tool-call-parser with --engine emulated, which has no tools; expected "
+                "--engine vllm"
+            ),
+        ),
+        (
+            "ray",
+            {"reasoning_parser": "qwen3"},
+            "got --reasoning-parser with --engine ray, which has no tools; expected --engine vllm",
+        ),
+        (
+            "emulated",
+            {"enable_auto_tool_choice": True},
+            (
+                "got --enable-auto-tool-choice with --engine emulated, which has no tools; "
+                "expected --engine vllm"
+            ),
+        ),
+        (
+            "vllm",
+            {"enable_auto_tool_choice": True},
+            (
+                "got --enable-auto-tool-choice without --tool-call-parser; expected the parser of "
+                "the model's tool calls, for example hermes"
+            ),
+        ),
+        ("emulated", {"model": " "}, "got an empty MODEL; expected "),
+    ],
+)
+def test_an_engine_without_tools_takes_no_parser(
+    engine: str, fields: dict[str, Any], said: str
+) -> None:
+    plain: dict[str, Any] = {"model": "tiny", "served_model_name": "tiny", "engine": engine}
+    with pytest.raises(SpecError) as refused:
+        choose_engine(Settings(**plain | fields))
+    assert str(refused.value).startswith(said)

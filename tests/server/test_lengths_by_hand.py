@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from msgspec.structs import replace
 
 from kendall.policies import Request
 from kendall.queueing.measurement.record import Record
-from kendall.queueing.predictors.learned import learn
+from kendall.queueing.predictors.learned import LearnedLengths, learn
 from kendall.queueing.predictors.learned_file import save_model
 from kendall.server.predictors import length_service, lengths
 from kendall.server.predictors.lengths import LengthPredictor
+from kendall.server.telemetry.metrics import Metrics
 from tests.queueing.test_learned_lengths import ended, made
 from tests.server.harness import engine_request_of
 
@@ -30,11 +33,21 @@ async def no_process(*_: Any) -> None:
     raise AssertionError
 
 
+def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What it returns without a wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError
+
+
 class Told:
     """A predictor, its requests and their answers."""
 
     def __init__(self, text: str) -> None:
         self.predictor = LengthPredictor(text, no_process)
+        self._run = asyncio.run if text.startswith("http") else at_once
         self._count = 0
 
     def says(
@@ -52,7 +65,7 @@ class Told:
         asked = replace(
             engine_request_of(request, None, lambda _: prompt, **sampling), caller=caller
         )
-        (found,) = asyncio.run(self.predictor.predicted([asked]))
+        (found,) = self._run(self.predictor.predicted([asked]))
         return found.request.predicted_output_tokens
 
     def becomes(self, tokens: int | None, *, back: int = 0, **more: Any) -> None:
@@ -161,6 +174,11 @@ def test_a_length_that_is_sure_is_the_prediction() -> None:
     assert told.says() == pytest.approx(
         math.exp((0.98 * math.log(20) + math.log(40)) / 1.98), abs=1e-3
     )
+
+
+@pytest.mark.parametrize("sent", [10.12345, 0.25, 600.0])
+def test_what_a_client_says_stays_as_it_is_where_nothing_corrects_it(sent: float) -> None:
+    assert Told("sent").says(sent=sent) == sent
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -299,32 +317,160 @@ def test_a_service_whose_ranks_are_the_wrong_way_round_is_not_believed_until_the
     ]
 
 
+@cache
+def learned() -> LearnedLengths:
+    prompts, lengths_made = made(200, 1)
+    found = learn(prompts, lengths_made, ended(200))
+    assert found is not None
+    return found
+
+
+def model_of(tokens: float) -> LearnedLengths:
+    """Says so many tokens of any prompt, with errors as they were."""
+    found = learned()
+    none = found.regression
+    flat = dataclasses.replace(none, weights=0 * none.weights, intercept=math.log(tokens))
+    return dataclasses.replace(found, tau=0.5, loss=1.0, plain_loss=2.0, regression=flat)
+
+
+class Learning(Told):
+    """Learns these models, one after the other; no two prompts are alike."""
+
+    def __init__(self, text: str, *models: LearnedLengths | None) -> None:
+        super().__init__(text)
+        answers = iter(models)
+
+        async def ask(function: str, *_: Any) -> Any:
+            assert function == "learn_lengths"
+            return next(answers)
+
+        self.predictor = LengthPredictor(text, ask)
+
+    def learn(self) -> int:
+        at_once(self.predictor.learn())
+        return self.predictor.version
+
+    def become(self, count: int, tokens: int = 20) -> int:
+        for _ in range(count):
+            self.says([self._count, 1])
+            self.becomes(tokens)
+        return self.predictor.version
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (20.0, 20.6, "a factor 1.03 more than version 1, over 50 answers; version 1 predicts"),
+        (20.0, 19.3, "a factor 1.04 more than version 1, over 50 answers; version 1 predicts"),
+        (20.0, 20.3, None),  # less than two percent
+        (30.0, 20.0, None),
+    ],
+)
+def test_a_version_that_is_worse_by_two_percent_over_fifty_answers_is_taken_back(
+    first: float, second: float, says: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Learning("learned", model_of(first), model_of(second))
+    told.become(1)
+    assert (told.learn(), told.learn()) == (1, 2)
+    assert told.become(49) == 2
+    assert told.become(1) == (2 if says is None else 1)
+    assert told.says([0, 0]) == pytest.approx(second if says is None else first, abs=1e-3)
+    lines = [] if says is None else [f"length predictor: version 2 is off by {says} again"]
+    assert caplog.messages == lines
+
+
+def test_the_first_version_is_compared_with_the_history(caplog: pytest.LogCaptureFixture) -> None:
+    told = Learning("learned", model_of(30.0))
+    told.become(1)
+    assert told.learn() == 1
+    assert told.become(50) == 0
+    assert told.says([0, 0]) == 20
+    assert caplog.messages == [
+        "length predictor: version 1 is off by a factor 1.50 more than history, over 50 answers; "
+        "history predicts again"
+    ]
+
+
+def test_versions_are_compared_after_every_fifty_answers_and_no_more_after_five_hundred() -> None:
+    """The second is off by a half in every other answer, which 50 answers do not tell from chance;
+    after 500 nothing is compared.
+    """
+    told = Learning("learned", model_of(20.0), model_of(30.0))
+    told.become(1)
+    told.learn()
+    told.learn()
+    for _ in range(250):
+        told.become(1, 20)
+        told.become(1, 30)
+    assert told.become(200) == 2
+    late = Learning("learned", model_of(20.0), model_of(30.0))
+    late.become(1)
+    late.learn()
+    late.learn()
+    late.become(50, 30)
+    assert late.become(99) == 2, "both are compared after 100, and then after 150"
+    assert late.become(1) == 1
+
+
+@pytest.mark.parametrize("useless", [None, "no rank", "no gain"])
+def test_a_model_that_does_not_help_is_said(
+    useless: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kendall")
+    model = model_of(20.0)
+    changed = {
+        None: None,
+        "no rank": dataclasses.replace(model, tau=0.0),
+        "no gain": dataclasses.replace(model, loss=2.0),
+    }[useless]
+    told = Learning("learned", changed, model)
+    told.become(2)
+    assert (told.learn(), told.learn()) == (0, 1)
+    assert [text.removeprefix("length predictor: ") for text in caplog.messages] == [
+        "nothing learned from 2 answers that predicts better than the law of all lengths",
+        f"version 1, from {model.answers} answers: rank correlation 0.50, loss 1 tokens (2 without "
+        "prompts)",
+    ]
+
+
 def test_a_model_says_how_far_answers_may_lie(tmp_path: Path) -> None:
-    """Of the file: its quantiles are those of the prediction and its interval."""
-    prompts, tokens = made(200, 1)
-    model = learn(prompts, tokens, ended(200))
-    assert model is not None
+    model = model_of(20.0)
     save_model(tmp_path / "model", model, 3)
     middle, high = (
         Told(f"learned:path={tmp_path / 'model'}{more}") for more in ("", ",quantile=0.9")
     )
     for each in (middle, high):
         each.predictor.restore()
-    said, above = middle.says([1, 2, 3]), high.says([1, 2, 3])
-    assert said is not None
-    assert above is not None
-    low, top = model.log_quantiles(math.log(said), (0.05, 0.95)).tolist()
-    assert math.log(above) == pytest.approx(
-        float(model.log_quantiles(math.log(said), (0.9,))[0]), abs=1e-3
-    )
-    for tokens_made in (
-        math.exp(low) * 1.01,
-        math.exp(low) * 0.99,
-        math.exp(top) * 0.99,
-        math.exp(top) * 1.01,
-    ):
-        middle.says([1, 2, 3, int(1000 * tokens_made)])
-    assert middle.predictor.version == 3
+        assert each.predictor.version == 3
+    assert middle.says([1]) == 20
+    (above,) = model.log_quantiles(math.log(20), (0.9,)).tolist()
+    assert high.says([1]) == pytest.approx(math.exp(above), abs=1e-3)
+    low, top = np.exp(model.log_quantiles(math.log(20), (0.05, 0.95)))
+    for place, tokens in enumerate((math.ceil(low), int(top), int(top) + 1, int(low), 10_000)):
+        middle.says([place, 2])
+        middle.becomes(tokens)
+    assert middle.predictor.interval_coverage == 0.4
+
+
+def test_the_gauges_are_the_quality() -> None:
+    told, metrics = Told("sent"), Metrics()
+    lengths.add_gauges(told.predictor, metrics)
+    for caller, (sent, tokens) in enumerate([(30, 10), (9, 20), (5, 11), (8, 8), (1, 9)] * 2):
+        told.answers([1], [tokens], sent=float(sent), caller=str(caller))
+    found = told.predictor.quality()
+    values = {
+        "rank_correlation": found.rank_correlation,
+        "bias_ratio": found.bias_ratio,
+        "over_fraction": 0.2,
+        "under_fraction": 0.6,
+        "service_failures": 0.0,
+        "version": 0.0,
+    }
+    for name, value in values.items():
+        assert metrics.registry.get_sample_value(f"kendall_predictor_{name}") == value
+    coverage = metrics.registry.get_sample_value("kendall_predictor_interval_coverage")
+    assert coverage is not None
+    assert math.isnan(coverage)
 
 
 def test_a_model_that_cannot_be_read_or_renamed_is_said(
