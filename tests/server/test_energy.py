@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import statistics
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import linregress
 
 from kendall.server.runtime.clock import clock_of
 from kendall.server.telemetry.energy.batches import FEW, MeteredBatches
+from kendall.server.telemetry.energy.fit import energy_estimate
 from kendall.server.telemetry.energy.meter import BATCHES, PERIOD, EnergyMeter
 from kendall.server.telemetry.energy.sources import (
     EnergyCounter,
@@ -352,6 +357,58 @@ def test_the_thread_reads_on_the_clock_of_the_loop() -> None:
     watts, readings, seconds = asyncio.run(main())
     assert watts == pytest.approx(WATTS, rel=0.05)
     assert readings >= 10 * seconds
+
+
+def test_a_thread_reads_until_the_device_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    readings, lost = [0.0, 5.0], threading.Event()
+
+    def read() -> float:
+        if not readings:
+            lost.set()
+            raise OSError("gone")
+        return readings.pop(0)
+
+    closed: list[bool] = []
+    source = Together("one", [EnergyCounter(read, 2.0)], lambda: closed.append(True))
+    meter = EnergyMeter(source, period=0.001)
+    meter.start(Clock())
+    meter.start(Clock())  # no second one
+    assert lost.wait(60)
+    assert meter.state() == {
+        "source": "one",
+        "joules": 10.0,
+        "batches": 0,
+        "short": 0,
+        "overlapping": 0,
+    }
+    meter.close()
+    meter.close()
+    assert closed == [True]
+    assert caplog.messages == ["energy measurement stopped: gone"]
+    assert meter.described()["source"] is None
+
+
+def test_the_line_has_the_intervals_of_its_batches_and_tokens() -> None:
+    rng = np.random.default_rng(2)
+    sizes = rng.integers(1, 9, 40).astype(float)
+    tokens = sizes * rng.integers(5, 20, 40)
+    joules = 3.0 * sizes + 5.0 + rng.normal(0, 1, 40)
+    found = energy_estimate(sizes, joules, tokens)
+    assert found is not None
+    line = linregress(sizes, joules)
+    assert found.beta.value == pytest.approx(line.slope)
+    assert found.c0.value == pytest.approx(line.intercept)
+    assert found.r2 == pytest.approx(line.rvalue**2)
+    ratio = joules.sum() / tokens.sum()
+    spread = statistics.stdev((joules - ratio * tokens).tolist())
+    error = 1.96 * spread / (tokens.mean() * math.sqrt(40))
+    assert found.per_token.value == pytest.approx(ratio)
+    assert found.per_token.high - ratio == pytest.approx(error, rel=1e-3)
+    assert found.per_token.effective_n == 40
+    assert energy_estimate(sizes[:20], joules[:20], tokens[:20]) is not None
+    assert energy_estimate(sizes[:19], joules[:19], tokens[:19]) is None
+    assert energy_estimate(sizes, joules, 0 * tokens) is None
+    assert energy_estimate(0 * sizes + 4, joules, tokens) is None, "one size tells no line"
 
 
 def test_memory_is_bounded() -> None:

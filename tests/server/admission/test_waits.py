@@ -324,6 +324,10 @@ def test_a_ratio_counts_from_the_next_bound_on(delay: float, bound: str) -> None
         if sample.name.endswith("_bucket") and sample.value == 1
     ]
     assert counted[0] == bound
+    ends = "0.1 0.2 0.33 0.5 0.67 0.8 0.9 1.0 1.1 1.25 1.5 2.0 3.0 5.0 10.0 +Inf"
+    assert {
+        sample.labels["le"] for sample in ratios.samples if sample.name.endswith("_bucket")
+    } == set(ends.split())
 
 
 def test_the_account_adds_up_what_was_told_and_what_came() -> None:
