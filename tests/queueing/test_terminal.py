@@ -224,3 +224,28 @@ def test_what_is_soon_done_says_nothing_in_a_pipe(capsys: pytest.CaptureFixture[
     with pytest.raises(KeyError), working("planning"):
         raise KeyError("a fault ends it too")
     assert capsys.readouterr().err == ""
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_takes_long_moves_on_a_terminal_and_leaves_it_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Screen()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen)
+    with working("planning"):
+        pass
+    assert screen.getvalue() == "", "soon done"
+    monkeypatch.setattr(terminal, "SOON", 0.0)
+    with working("planning") as tell:
+        assert eventually_here(lambda: "planning" in screen.getvalue())
+        tell("option 1 of 2")
+        assert eventually_here(lambda: "option 1 of 2" in screen.getvalue())
+        assert "\x1b[?25h" not in screen.getvalue()
+    assert "\x1b[?25h" in screen.getvalue(), "the cursor is shown again"
