@@ -984,6 +984,32 @@ def test_what_is_wrong_is_one_line_with_what_was_got_and_what_is_expected(
         assert part in said
 
 
+def test_of_a_long_value_eighty_characters_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    number = "expected a whole number from 0 to 65535"
+    said = complaint(capsys, "serve", "--port", "x" * 99, status=2)
+    assert said == f"got --port {'x' * 80}; {number}"
+    said = complaint(capsys, "serve", "tiny", "y" * 99, status=2)
+    assert said.startswith(f"got '{'y' * 79} too many; expected one MODEL and options; `kendall")
+    said = complaint(capsys, "load", "--request-rate", "5" * 99, "6" * 99, status=2)
+    assert said == (
+        f"got '{'6' * 79} behind --request-rate {'5' * 80}; expected "
+        f"--request-rate {'5' * 99} alone"
+    )
+    file = tmp_path / "serve.toml"
+    file.write_text("port = 70000\n")
+    said = complaint(capsys, "serve", "--config", str(file), status=2)
+    assert said == f"got --port 70000 from {file}; {number}"
+    said = complaint(capsys, "serve", "--max-body-bytes", "1023", status=2)
+    assert said == "got --max-body-bytes 1023; expected a whole number >= 1024"
+    said = complaint(capsys, "serve", "--max-clipped-fraction", "1", status=2)
+    assert said == "got --max-clipped-fraction 1; expected a number from 0 to 0.999"
+    monkeypatch.setenv("KENDALL_PORT", "z" * 99)
+    said = complaint(capsys, "serve", status=2)
+    assert said == f"got --port '{'z' * 79} from KENDALL_PORT; {number}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "default"),
     [

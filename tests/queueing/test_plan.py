@@ -193,6 +193,18 @@ def test_bad_arguments_say_what_was_expected(arguments: tuple[str, ...], says: s
     assert says in str(found.exception)
 
 
+def test_slots_without_a_token_each_in_a_step_are_left_out() -> None:
+    asked = (*LENGTHS, "--max-num-seqs", "4,6,8,7", "--max-output-tokens", "many")
+    found = run(*asked, "--step-tokens", "6")
+    assert found.stderr == "kendall: left out: 8, 7 slots, more than the 6 tokens of a step\n"
+    assert run(*asked, "--step-tokens", "8").stderr == ""
+    none = run(*asked, "--step-tokens", "3")
+    assert str(none.exception) == (
+        "got --step-tokens 3 with --max-num-seqs 4,6,8,7; expected at least as many tokens as "
+        "slots, one for each"
+    )
+
+
 def test_costs_default_to_one_each() -> None:
     assert check_costs(["a", "b"], []) == [1.0, 1.0]
 

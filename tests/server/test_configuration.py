@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import math
 import tomllib
 from collections.abc import Callable
 from functools import reduce
@@ -18,7 +19,8 @@ import pytest
 import kendall.cli
 from kendall.server.admission.settings import MAX_QUEUED, OverloadSettings
 from kendall.server.operations import cli, serving
-from kendall.server.operations.configuration.file import key_of
+from kendall.server.operations.configuration.file import is_secret, key_of
+from kendall.server.operations.configuration.show import Shown, as_json, as_toml
 from kendall.server.runtime import logs
 from kendall.server.runtime.logs import (
     JsonFormatter,
@@ -873,6 +875,76 @@ def test_show_config_shows_no_secret(
             assert json.loads(text)["metrics-need-key"]["value"] is True
         else:
             assert {"api-key", "admin-key"}.isdisjoint(tomllib.loads(text))
+
+
+SHOWN = [
+    Shown("port", 8080, "default"),
+    Shown("patience", None, "default"),
+    Shown("calibrate", True, "--calibrate"),
+    Shown("what-if-interval", math.inf, "FILE"),
+    Shown("record-file", 'a "b"/é\x7f', "KENDALL_RECORD_FILE"),
+    Shown("engine-url", ["http://a", "http://b"], "FILE"),
+    Shown("api-key", ["sk-1"], "--api-key"),
+    Shown("api-key-file", "keys", "--api-key-file"),
+    Shown("max_num_seqs", 4, "FILE", engine=True),
+    Shown("hf_token", "secret", "--engine-arg", engine=True),
+    Shown("overrides", {"a": [1, 2.5], "b c": False}, "FILE", engine=True),
+]
+
+
+def test_what_is_shown_is_a_file_for_config() -> None:
+    assert as_toml(SHOWN) == (
+        "# kendall serve --config FILE: each setting with its source; secrets are left out\n"
+        "port = 8080  # default\n"
+        "# patience is not set\n"
+        "calibrate = true  # --calibrate\n"
+        "what-if-interval = inf  # FILE\n"
+        'record-file = "a \\"b\\"/é\\u007f"  # KENDALL_RECORD_FILE\n'
+        'engine-url = ["http://a", "http://b"]  # FILE\n'
+        "# api-key = ***  # --api-key\n"
+        'api-key-file = "keys"  # --api-key-file\n'
+        "\n"
+        "[engine-args]\n"
+        "max_num_seqs = 4  # FILE\n"
+        "# hf_token = ***  # --engine-arg\n"
+        'overrides = {"a" = [1, 2.5], "b c" = false}  # FILE\n'
+    )
+    assert as_toml(SHOWN[:2]).endswith("# patience is not set\n"), "no table without arguments"
+    table = tomllib.loads(as_toml(SHOWN))
+    assert table["engine-args"] == {"max_num_seqs": 4, "overrides": {"a": [1, 2.5], "b c": False}}
+
+
+def test_what_is_shown_as_json_has_each_value_with_its_source() -> None:
+    found = json.loads(as_json(SHOWN))
+    assert found["port"] == {"value": 8080, "source": "default"}
+    assert found["patience"] == {"value": None, "source": "default"}
+    assert found["what-if-interval"] == {"value": "inf", "source": "FILE"}
+    assert found["api-key"] == {"value": "***", "source": "--api-key"}
+    assert found["engine-args"] == {
+        "max_num_seqs": {"value": 4, "source": "FILE"},
+        "hf_token": {"value": "***", "source": "--engine-arg"},
+        "overrides": {"value": {"a": [1, 2.5], "b c": False}, "source": "FILE"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "secret"),
+    [
+        ("api-key", "sk", True),
+        ("admin_key", ["sk"], True),
+        ("hf_token", "x", True),
+        ("db-Password", "x", True),
+        ("client-secret", "x", True),
+        ("api-key", "", False),  # none
+        ("api-key", [], False),
+        ("api-key-file", "keys", False),
+        ("metrics-need-key", True, False),  # a switch
+        ("max-tokens", "5", False),
+        ("keyboard", "x", False),
+    ],
+)
+def test_a_secret_is_a_text_under_the_name_of_one(key: str, value: object, secret: bool) -> None:
+    assert is_secret(key, value) is secret
 
 
 def test_json_belongs_to_show_config(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,8 @@ import kendall.cli
 from kendall.policies import SpecError
 from kendall.server.admission.settings import OverloadSettings
 from kendall.server.operations import cli, serving
-from kendall.server.operations.reloading import Reloader, differences, hangups
+from kendall.server.operations.reloading import Reloader, differences, hangups, in_force
+from kendall.server.runtime.logs import LogSettings
 from kendall.server.security.keys import read_keys
 from kendall.server.security.settings import SecuritySettings, TlsSettings
 from kendall.server.settings import Settings
@@ -227,6 +228,57 @@ def test_key_files_that_everybody_reads_are_named_again(
             assert "fewer than 16 characters" in caplog.text
 
     asyncio.run(main())
+
+
+def test_keys_bounds_patience_certificate_and_log_level_are_taken_up_and_nothing_else() -> None:
+    before = Settings(
+        security=SecuritySettings(tls=TlsSettings(keyfile=Path("k"), certfile=Path("c")))
+    )
+    overload: dict[str, Any] = {"max_num_queued_reqs": 5, "max_sequences_per_call": 6}
+    overload |= {"max_num_queued_tokens": 7, "overload_status": 503, "slo": "p99_ttft=2s"}
+    overload |= {"rate_limit": 1.0, "rate_limit_tokens": 2.0, "rate_limit_burst": 3.0}
+    overload |= {"priority_aging": 4.0}
+    restart: dict[str, Any] = {"queue_events": True, "adaptive_concurrency": True}
+    restart |= {"wait_estimates": False, "sse_keep_alive_interval": 1.0}
+    keys_now = read_keys("--api-key", ["sk-another-key"], None)
+    tls = {"keyfile": Path("k2"), "certfile": Path("c2")}
+    security: dict[str, Any] = {"api_keys": keys_now, "admin_keys": keys_now}
+    after = Settings(
+        port=1,
+        patience=3.0,
+        max_output_tokens=9,
+        overload=OverloadSettings(**overload, **restart),
+        logs=LogSettings(level="debug", format="json", prompts=True),
+        security=SecuritySettings(
+            **security,
+            key_files=(Path("f"),),
+            metrics_need_key=True,
+            tls=TlsSettings(**tls, ca_certs=Path("a")),
+        ),
+    )
+    now = in_force(before, after)
+    assert now == dataclasses.replace(
+        before,
+        patience=3.0,
+        overload=OverloadSettings(**overload),
+        logs=LogSettings(level="debug"),
+        security=SecuritySettings(**security, key_files=(Path("f"),), tls=TlsSettings(**tls)),
+    )
+    assert set(differences(now, after)) == {
+        *("--port", "--max-output-tokens", "--log-format", "--log-prompts", "--metrics-need-key"),
+        *("--ssl-ca-certs", "--queue-events", "--adaptive-concurrency", "--wait-estimates"),
+        "--sse-keep-alive-interval",
+    }
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, "c"), ("c", None)])
+def test_a_socket_neither_begins_nor_ends_tls(old: str | None, new: str | None) -> None:
+    before, after = (
+        Settings(security=SecuritySettings(tls=TlsSettings(certfile=each and Path(each))))
+        for each in (old, new)
+    )
+    assert in_force(before, after) == before
+    assert differences(before, after) == ["--ssl-certfile"]
 
 
 def test_what_needs_a_restart_is_named_and_not_in_force(caplog: pytest.LogCaptureFixture) -> None:
