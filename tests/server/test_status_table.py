@@ -7,7 +7,13 @@ import asyncio
 import pytest
 
 from kendall.server.http.api.openapi import STATUSES
-from kendall.server.runtime.errors import DROPPED_REASON, MAX_RETRY_AFTER, ApiError
+from kendall.server.runtime.errors import (
+    DROPPED_REASON,
+    MAX_RETRY_AFTER,
+    ApiError,
+    failure_error,
+    not_started,
+)
 from tests.server.asgi import call, completion, running
 from tests.server.statuses import ROWS, WIRE_ROWS, Row, WireRow
 from tests.virtual_time import run_virtual
@@ -91,7 +97,7 @@ def test_every_status_of_the_document_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "sent"), [(None, 1), (0.2, 1), (7.4, 8), (1e9, MAX_RETRY_AFTER)]
+    ("asked_for", "sent"), [(None, 1), (0.2, 1), (7.4, 8), (119.5, 120), (1e9, 120)]
 )
 def test_retry_after_is_whole_seconds_that_clients_will_wait(
     asked_for: float | None, sent: int
@@ -102,6 +108,69 @@ def test_retry_after_is_whole_seconds_that_clients_will_wait(
         assert headers.pop("retry-after") == str(sent)
         known = None if asked_for is None else str(round(min(asked_for, MAX_RETRY_AFTER) * 1e3))
         assert headers == ({} if known is None else {"retry-after-ms": known})
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "headers"),
+    [
+        ("queue_timeout", 429, "rate_limit_error", ("1", "rejected-ttl-expired")),
+        ("queue_full", 429, "rate_limit_error", ("1", "rejected-saturated")),
+        ("engine_unavailable", 503, "server_error", ("1", "rejected-no-endpoints")),
+        ("shutting_down", 503, "server_error", ("1", "rejected-shutting-down")),
+        ("invalid_request", 400, "invalid_request_error", None),
+        ("deadline_exceeded", 504, "server_error", None),
+        ("first_token_timeout", 504, "server_error", None),
+        ("sequence_stalled", 504, "server_error", None),
+        ("engine_error", 500, "server_error", {"x-should-retry": "false"}),
+        ("engine_killed", 500, "server_error", {"x-should-retry": "false"}),
+        ("internal_error", 500, "server_error", None),
+    ],
+)
+def test_a_failure_has_its_status_its_type_and_what_a_client_does_then(
+    code: str, status: int, kind: str, headers: tuple[str, str] | dict[str, str] | None
+) -> None:
+    error = failure_error(code, "it failed")
+    assert error.status == status
+    assert error.body() == {
+        "error": {"message": "it failed", "type": kind, "param": None, "code": code}
+    }
+    if isinstance(headers, tuple):
+        retry, reason = headers
+        assert error.headers() == {"retry-after": retry, DROPPED_REASON: reason}
+    else:
+        assert error.headers() == (headers or {})
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "headers"),
+    [
+        (400, "invalid_request_error", {}),
+        (401, "authentication_error", {"www-authenticate": "Bearer"}),
+        (403, "permission_error", {}),
+        (404, "not_found_error", {}),
+        (409, "invalid_request_error", {}),
+        (499, "invalid_request_error", {}),
+        (500, "server_error", {}),
+        (501, "server_error", {"x-should-retry": "false"}),
+    ],
+)
+def test_a_status_has_its_type(status: int, kind: str, headers: dict[str, str]) -> None:
+    error = ApiError(status, "c", "m", param="p" * 81, details={"queue_length": 3})
+    assert error.headers() == headers
+    assert error.body()["error"] == {
+        "message": "m",
+        "type": kind,
+        "param": "p" * 77 + "...",
+        "code": "c",
+        "kendall": {"queue_length": 3},
+    }
+
+
+def test_while_the_first_engine_comes_up_clients_come_back_after_five_seconds() -> None:
+    error = not_started()
+    assert (error.status, error.code) == (503, "engine_unavailable")
+    assert error.message == "the engine is starting; wait until /ready answers 200"
+    assert error.headers()["retry-after"] == "5"
 
 
 @pytest.mark.parametrize("stream", [False, True])
