@@ -460,7 +460,3 @@ def _complain(message: str, status: int) -> int:
     with contextlib.suppress(OSError):  # stderr may be full as well: the status still tells
         print(f"kendall: {message}", file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    main()

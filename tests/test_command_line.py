@@ -291,6 +291,25 @@ def test_shells_complete_commands_and_options(
     assert bool(found) == bool(offered)
 
 
+def test_a_shell_is_offered_commands_with_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kendall.completion import Root, answer
+
+    root = Root({"predict": "predict a delay"}, str.upper)
+    assert root.list_commands(None) == ["predict", "help"]
+    assert [root.get_command(None, name) for name in ("predict", "other")] == ["PREDICT", None]
+    behind = root.get_command(None, "help")
+    assert isinstance(behind, Root)
+    for group in (root, behind):
+        offered = [(each.value, each.help) for each in group.shell_complete(None, "")]
+        assert offered == [("predict", "predict a delay"), ("help", "Show the help of a command.")]
+    assert [each.value for each in root.shell_complete(None, "--")] == [
+        *("--help", "--version", "--install-completion", "--show-completion")
+    ]
+    assert [each.help for each in root.shell_complete(None, "--ver")] == ["Show the version."]
+    monkeypatch.delenv("_KENDALL_COMPLETE", raising=False)
+    assert answer(root) is None
+
+
 def test_the_names_of_commands_are_completed_without_importing_one() -> None:
     code = (
         "import sys, os; os.environ |= {'_KENDALL_COMPLETE': 'complete_bash', 'COMP_WORDS': "

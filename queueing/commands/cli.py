@@ -311,7 +311,3 @@ def _rows(label: str, value: Quantiles, names: Sequence[str], missing: str) -> I
 
 def _number(value: float | None) -> str:
     return DASH if value is None else short_number(value)
-
-
-if __name__ == "__main__":
-    app()

@@ -459,7 +459,3 @@ def cell(value: Any, least: float, digits: int = 5) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"< {least:g}" if 0 < abs(value) < least else short_number(value, digits)
-
-
-if __name__ == "__main__":
-    app()

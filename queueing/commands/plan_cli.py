@@ -424,7 +424,3 @@ def _nothing(found: CapacityPlan) -> str:
     return (
         f"none of {counted(len(found.options), 'option')} keeps {found.goal.constraint}; {remedy}"
     )
-
-
-if __name__ == "__main__":
-    app()

@@ -213,7 +213,3 @@ def _refusal(url: str, status: int, answer: Any) -> SpecError | CommandError:
         return SpecError(key_refusal(url, status, message, "--admin-key"))
     refusal = f"{url} answered {status}: {message}"
     return CommandError(refusal) if httpx.codes.is_server_error(status) else SpecError(refusal)
-
-
-if __name__ == "__main__":
-    app()

@@ -4,17 +4,21 @@ answer.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from kendall.policies.text import SpecError
+from kendall.queueing.measurement.server_signals import SERVERS, ServerCounters
 from kendall.remote import (
     NO_DESCRIPTOR,
     NO_TLS,
@@ -35,6 +39,7 @@ from kendall.remote import (
     server_root,
     unanswered,
 )
+from kendall.server_metrics import read_counters
 
 DROPPED = httpx.RemoteProtocolError("Server disconnected without sending a response.")
 
@@ -340,3 +345,57 @@ def test_an_error_that_came_up_while_another_was_handled_has_that_as_its_reason(
     error = ValueError("no connection")
     error.__context__ = REFUSED_THERE
     assert reason(error) == "connection refused"
+
+
+async def unreachable(_: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("") from REFUSED_THERE
+
+
+async def silent(_: httpx.Request) -> httpx.Response:
+    await asyncio.sleep(600)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda _: httpx.Response(503), "http://h/metrics answered 503"),
+        (
+            lambda _: httpx.Response(200, content=bytes((16 << 20) + 1)),
+            "http://h/metrics answered more than 16 MiB",
+        ),
+        (unreachable, "no answer from http://h/metrics: connection refused"),
+        (silent, "no answer from http://h/metrics within 0.01 s"),
+        (
+            lambda _: httpx.Response(200, text="up 1\n"),
+            f"http://h/metrics has no queue of {', '.join(each.name for each in SERVERS)}",
+        ),
+    ],
+)
+def test_a_server_without_counters_says_why_it_has_none(
+    answer: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    assert asyncio.run(read_counters("http://h/v1/", limit=0.01)) == said
+
+
+@pytest.mark.parametrize(("key", "header"), [("sk-1", "Bearer sk-1"), ("", None), (None, None)])
+def test_counters_are_read_with_the_key_and_up_to_sixteen_mebibytes(
+    key: str | None, header: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[httpx.Request] = []
+    counters = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 3\n"
+    size = 16 << 20 if key else 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, content=counters.ljust(size, b"#"))
+
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(httpx, "AsyncClient", client)
+    found = asyncio.run(read_counters("http://h", key))
+    assert isinstance(found, ServerCounters)
+    assert (found.running, found.waiting) == (2, 3)
+    assert str(asked[0].url) == "http://h/metrics"
+    assert asked[0].headers.get("authorization") == header

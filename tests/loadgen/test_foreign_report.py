@@ -104,7 +104,7 @@ def test_a_summary_of_the_file_says_the_same(run: tuple[Path, str]) -> None:
 @pytest.mark.slow
 def test_bars_are_written_with_what_the_encoding_has(run: tuple[Path, str]) -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "kendall.cli", "summary", str(run[0])],
+        [sys.executable, "-m", "kendall", "summary", str(run[0])],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=False,

@@ -4,6 +4,7 @@ it is called.
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,14 @@ BILL = SloBill(
 
 
 def marks(axis: Axes) -> list[tuple[Any, ...]]:
-    """Label, points, marker or line, colour."""
+    """Label, points, marker or line with its width, colour."""
     return [
         (
             line.get_label(),
             [tuple(point) for point in line.get_xydata().round(9).tolist()],
-            line.get_marker() if line.get_linestyle() == "None" else line.get_linestyle(),
+            line.get_marker()
+            if line.get_linestyle() == "None"
+            else f"{line.get_linestyle()} {line.get_linewidth():g}",
             to_hex(line.get_color()),
         )
         for line in axis.get_lines()
@@ -89,19 +92,23 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_kind_has_its_marks_and_the_frontier_is_a_line(drawn: Any, tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "plan.svg"
+    path = tmp_path / "new" / "folder" / "plan.svg"
     (axis,) = drawn(PLAN, path)
     assert marks(axis) == [
         ("slow", [(3.0, 0.2), (2.0, 0.4)], "o", COLOURS[0]),
         ("fast", [(4.0, 0.3)], "o", COLOURS[1]),
-        ("frontier", [(2.0, 0.4), (3.0, 0.2)], "-", BOUND),
-        ("mean_queueing_delay=0.5", [(0.0, 0.5), (1.0, 0.5)], ":", BOUND),
+        ("frontier", [(2.0, 0.4), (3.0, 0.2)], "- 0.8", BOUND),
+        ("mean_queueing_delay=0.5", [(0.0, 0.5), (1.0, 0.5)], ": 1", BOUND),
     ]
     assert [(each.get_text(), each.xy, each.get_fontweight()) for each in axis.texts] == [
         ("3 x 16", (3.0, 0.2), "normal"),
         ("2 x 32 / 100", (2.0, 0.4), "bold"),
         ("1 x 16", (4.0, 0.3), "normal"),
     ]
+    assert {(each.xyann, each.get_fontsize()) for each in axis.texts} == {((6, 4), 8.0)}
+    assert axis.title.get_fontsize() == 11
+    legend = axis.get_legend()
+    assert (legend.get_frame_on(), legend.get_texts()[0].get_fontsize()) == (False, 9)
     assert axis.get_xlabel() == "cost of the fewest servers that keep the SLOs"
     assert (axis.get_ylabel(), axis.get_title()) == (
         "queueing delay (s)",
@@ -118,6 +125,7 @@ def test_without_token_limits_and_options_the_bound_stands_alone(
 ) -> None:
     nothing = CapacityPlan(goal=GOAL, options=OPTIONS[3:], best=None)
     (axis,) = drawn(nothing, tmp_path / "plan.png")
+    assert struct.unpack(">II", (tmp_path / "plan.png").read_bytes()[16:24]) == (936, 598)
     assert [label for label, points, *_ in marks(axis) if points] == ["mean_queueing_delay=0.5"]
     assert axis.get_title() == "servers x slots"
 
@@ -133,6 +141,9 @@ def test_each_rule_has_a_mark_that_says_whether_it_kept_the_slo() -> None:
     figure, axis = plt.subplots()
     draw_bill(axis, BILL)
     plt.close(figure)
+    legend = axis.get_legend()
+    assert (legend.get_frame_on(), legend.get_texts()[0].get_fontsize()) == (False, 9)
+    assert axis.title.get_fontsize() == 11
     assert marks(axis) == [
         (
             f"rule {number}",

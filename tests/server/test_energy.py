@@ -110,7 +110,7 @@ def test_known_power_gives_known_joules(counts: bool) -> None:
     )
     source = nvml_source(1, nvml, {})
     assert source is not None
-    assert ("counter" in source.name) == counts
+    assert source.name == f"1 GPU, NVML {'energy counter' if counts else 'power readings'}"
     meter = started(source, clock)
     metered(meter, clock, 10.0)
     assert meter.joules() == pytest.approx(2500.0, rel=1e-6)
@@ -213,7 +213,11 @@ def test_rapl_adds_packages_and_nothing_twice(tmp_path: Path) -> None:
     root = powercap(tmp_path, a="package-0", b="package-1")
     source = rapl_source(root)
     assert source is not None
-    assert "everything else" in source.name
+    assert source.name == "2 CPU packages, RAPL: engine, gateway and everything else there"
+    (root / "intel-rapl:1" / "name").write_text("dram\n")
+    one = rapl_source(root)
+    assert one is not None
+    assert one.name == "1 CPU package, RAPL: engine, gateway and everything else there"
     source.joules(0.0)
     for zone in root.glob("*/energy_uj"):
         zone.write_text("4000000\n")
