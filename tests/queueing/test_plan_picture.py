@@ -91,9 +91,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert plt.get_fignums() == []
 
 
-def test_each_kind_has_its_marks_and_the_frontier_is_a_line(drawn: Any, tmp_path: Path) -> None:
+def test_each_kind_has_its_marks_the_frontier_is_a_line_and_the_bill_stands_beside(
+    drawn: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "folder" / "plan.svg"
-    (axis,) = drawn(PLAN, path)
+    axis, beside = drawn(PLAN, path, BILL)
+    assert beside.get_title() == "p99_queueing_delay=2, start-up 40 s"
     assert marks(axis) == [
         ("slow", [(3.0, 0.2), (2.0, 0.4)], "o", COLOURS[0]),
         ("fast", [(4.0, 0.3)], "o", COLOURS[1]),
@@ -116,7 +119,7 @@ def test_each_kind_has_its_marks_and_the_frontier_is_a_line(drawn: Any, tmp_path
     )
     assert axis.get_ylim()[0] == 0
     assert axis.get_xlim() == (0.0, pytest.approx(1.12 * (4 + 0.05 * (4 - 2))))
-    assert axis.get_figure().get_size_inches().tolist() == [7.2, 4.6]
+    assert axis.get_figure().get_size_inches().tolist() == [14.4, 4.6]
     assert path.read_text().count("<svg") == 1
 
 
@@ -128,13 +131,6 @@ def test_without_token_limits_and_options_the_bound_stands_alone(
     assert struct.unpack(">II", (tmp_path / "plan.png").read_bytes()[16:24]) == (936, 598)
     assert [label for label, points, *_ in marks(axis) if points] == ["mean_queueing_delay=0.5"]
     assert axis.get_title() == "servers x slots"
-
-
-def test_the_bill_stands_beside_the_options(drawn: Any, tmp_path: Path) -> None:
-    left, right = drawn(PLAN, tmp_path / "plan.svg", BILL)
-    assert left.get_title().startswith("servers x slots")
-    assert right.get_title() == "p99_queueing_delay=2, start-up 40 s"
-    assert left.get_figure().get_size_inches().tolist() == [14.4, 4.6]
 
 
 def test_each_rule_has_a_mark_that_says_whether_it_kept_the_slo() -> None:

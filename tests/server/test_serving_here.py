@@ -107,32 +107,24 @@ def served(
     gc.set_threshold(*thresholds)
 
 
-def test_sigterm_ends_it_after_the_delay(served: Served) -> None:
-    assert served.run(lambda _: ends(), shutdown_delay=0.02) == 0
-    assert served.signals == [signal.SIGTERM]
-    assert served.bounds == [0.02 + 3.0 + 2 * 2.0 + 60.0]
-    with socket.socket() as client:
-        assert client.connect_ex(("127.0.0.1", served.port)) != 0, "nobody listens"
-    said, draining, drained = served.messages[-3:]
-    assert said == "SIGTERM: /ready answers 503; requests are accepted for 0.02 s more"
-    assert draining == "draining: 0 waiting, 0 in service; within 3 s"
-    assert re.fullmatch(r"drained in \d\.\d s: 0 sequences ended, 0 cut off", drained)
-
-
-def test_another_signal_does_not_wait_for_the_delay_and_uvicorn_is_told_to_be_silent(
+def test_sigterm_ends_it_after_the_delay_and_uvicorn_says_nothing_of_its_own(
     served: Served,
 ) -> None:
-    assert (
-        served.run(lambda _: ends(signal.SIGINT), shutdown_delay=600.0, shutdown_timeout=2.5) == 0
-    )
-    assert served.bounds == [66.5]
-    assert not any("SIGTERM" in text for text in served.messages)
+    assert served.run(lambda _: ends(), shutdown_delay=0.02, shutdown_timeout=2.5) == 0
+    assert served.signals == [signal.SIGTERM]
+    assert served.bounds == [0.02 + 2.5 + 2 * 2.0 + 60.0]
     assert (served.bound["backlog"], served.bound["reuse_port"]) == (2048, False)
     names = ("timeout_keep_alive", "timeout_graceful_shutdown", "log_level", "ws")
     assert [served.config[name] for name in names] == [75, 7, "warning", "none"]
     for name in ("access_log", "proxy_headers", "server_header"):
         assert served.config[name] is False
     assert served.config["log_config"] is None
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", served.port)) != 0, "nobody listens"
+    said, draining, drained = served.messages[-3:]
+    assert said == "SIGTERM: /ready answers 503; requests are accepted for 0.02 s more"
+    assert draining == "draining: 0 waiting, 0 in service; within 2.5 s"
+    assert re.fullmatch(r"drained in \d\.\d s: 0 sequences ended, 0 cut off", drained)
 
 
 def test_a_second_signal_ends_what_is_in_service_at_once(served: Served) -> None:
@@ -150,13 +142,17 @@ def test_a_second_signal_ends_what_is_in_service_at_once(served: Served) -> None
     assert re.fullmatch(r"drained in \d\.\d s: 0 sequences ended, 1 cut off", drained)
 
 
-def test_what_does_not_end_in_time_is_cut_off(served: Served) -> None:
+def test_what_does_not_end_in_time_is_cut_off_and_only_sigterm_waits_for_the_delay(
+    served: Served,
+) -> None:
     def ready(gateway: Gateway) -> None:
-        served.calls(gateway, ends)
+        served.calls(gateway, lambda: ends(signal.SIGINT))
 
-    assert served.run(ready, seconds=600.0, shutdown_timeout=0.05) == 0
+    assert served.run(ready, seconds=600.0, shutdown_timeout=0.05, shutdown_delay=600.0) == 0
     (answer,) = served.answers
     assert b"is shutting down and this request did not finish within 0.05 s" in answer
+    assert served.bounds == [64.05]
+    assert not any("SIGTERM" in text for text in served.messages)
 
 
 def test_an_answer_in_service_is_finished_and_a_lost_record_is_the_status(
