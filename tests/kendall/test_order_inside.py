@@ -189,8 +189,20 @@ def test_whoever_is_outranked_waits_at_the_rank_of_what_is_left(
     for name, tokens in (("third", 60), ("first", 20), ("second", 30)):
         scheduler.add_request(predicted(name, tokens))
     assert sorted(scheduler.schedule()) == ["first", "second"]
-    waiting = [(each.request_id, each.priority) for each in scheduler.waiting]
-    assert waiting == [("middle", 40), ("third", 60), ("long", 90)]
+    waiting = [(each.request_id, each.priority, each.num_preemptions) for each in scheduler.waiting]
+    assert waiting == [("middle", 40, 1), ("third", 60, 0), ("long", 90, 1)]
+
+
+def test_one_that_goes_on_is_not_preempted_for_what_it_had_left_at_first(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has 5 of 100 tokens left and takes the place of the longest; the next, of 50, waits."""
+    monkeypatch.setenv("KENDALL_POLICY", "continuous:order=sprpt")
+    scheduler = engine.scheduler()
+    serving(scheduler, predicted("long", 210), predicted("middle", 50))
+    scheduler.add_request(predicted("goes on", 100, num_output_tokens=95))
+    scheduler.add_request(predicted("next", 50))
+    assert scheduler.schedule() == ["middle", "goes on"]
 
 
 def test_one_that_outranks_nobody_takes_no_place(
