@@ -241,8 +241,7 @@ def test_a_quantile_is_as_far_above_the_middle_as_answers_were() -> None:
             each.becomes(tokens)
         if told[-2] is not None:
             errors.append(math.log(tokens / told[-2]))
-            if len(errors) <= 10:
-                assert told[-1] == told[-2], "too few to tell"
+            assert (told[-1] == told[-2]) is (len(errors) <= 10), "ten tell, and no fewer"
     assert len(errors) == 11
     expected = middle.says() * math.exp(np.quantile(errors, 0.9))
     assert high.says() == pytest.approx(expected, rel=1e-3)
@@ -450,6 +449,16 @@ def test_a_model_says_how_far_answers_may_lie(tmp_path: Path) -> None:
         middle.says([place, 2])
         middle.becomes(tokens)
     assert middle.predictor.interval_coverage == 0.4
+
+
+def test_a_model_of_a_file_is_compared_with_the_history_too(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", model_of(30.0), 3)
+    told = Learning(f"learned:path={tmp_path / 'model'}")
+    told.predictor.restore()
+    told.become(1)  # of which the history knows nothing yet
+    assert told.become(49) == 3
+    assert told.become(1) == 0
+    at_once(told.predictor.close())  # without a service there is nothing to close
 
 
 def test_the_gauges_are_the_quality() -> None:
