@@ -197,7 +197,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args()
     rows: list[Crowd] = []
-    print("server    waiting  KiB each  files each  us arriving  us leaving  health p99  given back")
+    print(
+        "server    waiting  KiB each  files each  us arriving  us leaving  health p99  given back"
+    )
     for calls in permitted(options.waiting):
         for name in ("bare", "gateway", *(["before"] if options.before else [])):
             with tempfile.TemporaryDirectory() as folder:
