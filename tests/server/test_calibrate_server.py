@@ -22,6 +22,7 @@ def calibrated(url: str, folder: Path, **more: Any) -> Profile:
     return load_profile(str(folder / "law.json"))
 
 
+@pytest.mark.left_out
 def test_the_law_and_how_many_are_served_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +44,7 @@ def test_without_metrics_nobody_knows_of_others(tmp_path: Path) -> None:
     assert "/metrics answered 404" in profile.note
 
 
+@pytest.mark.left_out
 def test_requests_of_others_before_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -698,7 +698,7 @@ def test_a_limit_that_cannot_be_raised_is_told(
     monkeypatch.setattr(resource, "setrlimit", refuse_it)
     raise_descriptor_limit()
     assert (
-        "cannot raise the limit on open files above 1024 (not permitted): enough for 512 "
+        "cannot raise the limit on open files above 1024 (not permitted): enough for 1024 "
         "connections"
     ) in caplog.text
 
