@@ -41,6 +41,7 @@ PROMPT = list(range(100, 116))
 PER_ADDRESS = 20_000  # connections from one loopback address: it has 28,000 ports
 SPARE = 300  # descriptors of each side that are no call's
 PATIENCE = 120.0  # seconds for calls to arrive, or to leave
+IP_BIND_ADDRESS_NO_PORT = 24  # Linux; Python's socket module names it from 3.12 on
 LOOKS = 0.05  # seconds between two looks at /health
 GIVEN_BACK = 10.0  # seconds after which the memory is looked at again
 
@@ -62,7 +63,8 @@ class Crowd:
 def launches(folder: Path, before: Path | None) -> dict[str, AbstractContextManager[Server]]:
     """The servers, not yet started."""
     options = [str(os.getpid()), "serve", "tiny", "--engine", "emulated", "--latency", LAW]
-    options += ["--policy", "single", "--prediction-interval", "0", "--port", "{port}"]
+    options += ["--policy", "single", "--max-num-queued-reqs", "100000"]
+    options += ["--prediction-interval", "0", "--port", "{port}"]
     found: dict[str, AbstractContextManager[Server]] = {
         "bare": serving("bare", ["bench.gateway_cost.bare", "{port}"], folder),
         "gateway": serving("gateway", [child(), *options], folder),
@@ -106,11 +108,13 @@ def crowd(server: Server, asked: bytes, calls: int) -> Iterator[None]:
     clients: list[socket.socket] = []
     try:
         for number in range(calls):
-            address = f"127.0.0.{2 + number // PER_ADDRESS}"
-            client = socket.create_connection(
-                ("127.0.0.1", server.port), PATIENCE, source_address=(address, 0)
-            )
+            client = socket.socket()
             clients.append(client)
+            client.settimeout(PATIENCE)
+            # the port is chosen with the destination: those of earlier crowds are free
+            client.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+            client.bind((f"127.0.0.{2 + number // PER_ADDRESS}", 0))
+            client.connect(("127.0.0.1", server.port))
             client.sendall(asked)
         until(lambda: waiting(server) >= before + calls)
         yield
@@ -127,10 +131,14 @@ def waiting(server: Server) -> int:
 
 
 def asked_for(server: Server, path: str) -> bytes:
+    """The body of an answer. Raises OSError, also where there is none."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     try:
         connection.request("GET", path)
-        return connection.getresponse().read()
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ConnectionError(f"{path} answered {answer.status}")
+        return answer.read()
     finally:
         connection.close()
 
