@@ -42,7 +42,7 @@ demo: setup ## the gateway under load, observed and predicted delays; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
 test: setup-dev ## the quick tests in random order, the same examples every time, in two or three processes; SEED=N repeats an order, ARGS="..."
-	@echo "test: 7 to 8 minutes on two quiet cores, in three parts; SEED=$(SEED) repeats this order"
+	@echo "test: 8 to 11 minutes on two quiet cores, in three parts; SEED=$(SEED) repeats this order"
 	@{ echo "part 1 of 3: $(PURE)" && $(QUICK) 2 $(PURE) $(ARGS) \
 		&& echo "part 2 of 3: $(BESIDE)" && $(QUICK) 3 --dist loadfile $(BESIDE) $(ARGS) \
 		&& echo "part 3 of 3: the others" && $(QUICK) 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE) $(PAPERS) $(BESIDE)) $(ARGS); \

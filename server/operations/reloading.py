@@ -83,6 +83,7 @@ class Reloader:
         gateway, before = self._gateway, self._gateway.settings
         if gateway.lifecycle.started:
             after = after.under(gateway.batcher.capabilities.model_names)
+        after = dataclasses.replace(after, port=after.port or before.port)  # 0: any
         now = in_force(before, after)
         gateway.reload(now)
         self._app.guard = Guard(now.security)

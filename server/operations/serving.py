@@ -400,7 +400,8 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
             with_admin_key(settings.security, sock.getsockname()[1]) as security,
             asyncio.Runner(loop_factory=_loop_factory()) as runner,
         ):
-            settled = dataclasses.replace(settings, security=security)
+            port = sock.getsockname()[1]  # that asked for may be 0, any
+            settled = dataclasses.replace(settings, security=security, port=port)
             gateway, failures = runner.run(
                 _serve(lambda: Gateway(settled, engine, law), sock, hooks)
             )

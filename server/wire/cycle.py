@@ -156,11 +156,11 @@ class Cycle:
             announced |= lower in _LENGTHS and self._announce(lower, value)
             closes |= lower == b"connection" and b"close" in _tokens(value)
             lines += (lower, b": ", value, b"\r\n")
-        if not announced:
-            lines.append(self._unannounced(status))
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         self.keep_alive = self.keep_alive and not closes
+        if not announced:
+            lines.append(self._unannounced(status))
         lines.append(b"\r\n")
         self.response_started, self.expects_continue = True, False
         self._connection.transport.write(b"".join(lines))

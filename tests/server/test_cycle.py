@@ -62,9 +62,8 @@ FAILED = (
         (
             GET,
             sending(b"one", b"", b"three"),
-            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n"
-            + LAST
-            + b"3\r\none\r\n5\r\nthree\r\n0\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"3\r\none\r\n5\r\nthree\r\n0\r\n\r\n",
         ),
         (
             GET,

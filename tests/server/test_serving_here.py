@@ -48,12 +48,16 @@ class Served:
         (found,) = filter(None, (re.match(LISTENING, text) for text in self.messages))
         return int(found[1])
 
-    def run(self, on_ready: Any, *, seconds: float = 0.01, **settings: Any) -> int:
-        """The gateway's engine takes so long for a token."""
+    def run(
+        self, on_ready: Any, *, seconds: float = 0.01, reads: bool = False, **settings: Any
+    ) -> int:
+        """The gateway's engine takes so long for a token. `reads`: SIGHUP takes up the settings."""
         plain: dict[str, Any] = {"model": "tiny", "served_model_name": "tiny", "port": 0}
         plain |= {"engine": "emulated", "latency": f"k1=0,k2=0,k3=0,k4={seconds}"}
         plain |= {"prediction_interval": 0, "shutdown_timeout": 3.0}
-        return serve(Settings(**plain | settings), on_ready=on_ready, on_signal=self.signals.append)
+        asked = Settings(**plain | settings)
+        again = {"read_again": lambda: asked} if reads else {}
+        return serve(asked, on_ready=on_ready, on_signal=self.signals.append, **again)
 
     def calls(self, gateway: Gateway, *then: Any) -> None:
         """A client waits for an answer; what happens once its request is in service."""
@@ -125,6 +129,20 @@ def test_sigterm_ends_it_after_the_delay_and_uvicorn_says_nothing_of_its_own(
     assert said == "SIGTERM: /ready answers 503; requests are accepted for 0.02 s more"
     assert draining == "draining: 0 waiting, 0 in service; within 2.5 s"
     assert re.fullmatch(r"drained in \d\.\d s: 0 sequences ended, 0 cut off", drained)
+
+
+def test_with_port_0_the_port_that_is_had_is_named_and_a_reload_leaves_it_alone(
+    served: Served,
+) -> None:
+    def ready(_: Gateway) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        asyncio.get_running_loop().call_later(0.2, ends)
+
+    assert served.run(ready, reads=True) == 0
+    (said,) = (text for text in served.messages if text.startswith("ready: "))
+    assert said.endswith(f"http://127.0.0.1:{served.port}")
+    assert any(text.startswith("SIGHUP: reloaded ") for text in served.messages)
+    assert not any("in force only after a restart" in text for text in served.messages)
 
 
 def test_a_second_signal_ends_what_is_in_service_at_once(served: Served) -> None:
