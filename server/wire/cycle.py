@@ -19,7 +19,7 @@ _FAILED = b"Internal Server Error"
 Headers = list[tuple[bytes, bytes]]
 
 
-class Conversation(Protocol):
+class CycleConnection(Protocol):
     """The connection, as a request and its answer see it."""
 
     transport: asyncio.Transport
@@ -59,7 +59,7 @@ class Cycle:
     )
 
     def __init__(
-        self, connection: Conversation, scope: Scope, *, keep_alive: bool, expects_continue: bool
+        self, connection: CycleConnection, scope: Scope, *, keep_alive: bool, expects_continue: bool
     ) -> None:
         self._connection, self.scope = connection, scope
         self.keep_alive, self.expects_continue = keep_alive, expects_continue

@@ -25,7 +25,7 @@ NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 PAUSE = 1.0  # seconds without taking any where the system has no room for another
 
 
-class Listener:
+class ConnectionListener:
     """Of one socket, until it is closed."""
 
     def __init__(self, sock: socket.socket, make: Callable[[], ConnectionProtocol]) -> None:
@@ -74,7 +74,7 @@ class ListeningServer(uvicorn.Server):
         await super().startup(sockets=[])
         for sock in sockets or ():
             if self.config.ssl is None:
-                listener = Listener(sock, self._protocol)
+                listener = ConnectionListener(sock, self._protocol)
                 self.servers.append(cast("asyncio.Server", listener))
             else:
                 loop = asyncio.get_running_loop()
