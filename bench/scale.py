@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,10 +143,10 @@ def asked_for(server: Server, path: str) -> bytes:
         connection.close()
 
 
-def until(true: object) -> None:
+def until(true: Callable[[], bool]) -> None:
     """Raises TimeoutError where it is not so within PATIENCE."""
     deadline = time.perf_counter() + PATIENCE
-    while not true():  # type: ignore[operator]
+    while not true():
         if time.perf_counter() > deadline:
             raise TimeoutError(f"not within {PATIENCE:g} s")
         time.sleep(0.05)

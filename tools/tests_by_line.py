@@ -159,9 +159,8 @@ def executing(file: str, line: int, deep: int = DEEP) -> frozenset[str]:
         for at in lines
         if (other, at) != (file, line) and deep and at not in statement
     ]
-    if scopes and isinstance(
-        scopes[0], ast.FunctionDef
-    ):  # others have one of that name, or a method
+    # others have a function or a method of that name
+    if scopes and isinstance(scopes[0], ast.FunctionDef):
         places = [at for at in places if at[0] == file or file in imported(at[0])] or places
     found = frozenset(
         test

@@ -74,10 +74,8 @@ class LimitedProtocol(StampedProtocol):
         "_in_head",
     )
 
-    def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, app_state: object = None
-    ) -> None:
-        super().__init__(config, server_state, app_state)
+    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
+        super().__init__(config, server_state)
         self._in_head = False  # a head has begun and is not whole
         self._in_body = False
         self._head_bytes = 0

@@ -1,9 +1,9 @@
 """Whether the client of a call is still there.
 
-ASGI reports it only to somebody who waits in `receive`, and uvicorn does not cancel a plain
-handler: a call would need a task of its own for the watch, started and cancelled whether or not the
-client leaves. A connection of ours (`server.http.connection`) calls back instead, at the
-instant at which it is lost, for every call on it: uvicorn marks the last of pipelined ones only.
+ASGI reports it only to somebody who waits in `receive`, and a handler is not cancelled: a call
+would need a task of its own for the watch, started and cancelled whether or not the client leaves.
+A connection of ours (`server.http.connection`) calls back instead, at the instant at which it is
+lost, for every call on it.
 Other servers' connections get the task.
 
 A client that has sent its last byte (FIN) may still wait for answers: it has half-closed its

@@ -28,14 +28,12 @@ from uvicorn.server import ServerState
 
 from kendall.server.http.client_connection import CONNECTION, ClientConnection
 from kendall.server.http.descriptors import Room
-from kendall.server.wire.cycle import Cycle
+from kendall.server.wire.cycle import CLOSE, CONTINUE, Cycle
 from kendall.server.wire.hang_ups import HangUps
 from kendall.server.wire.transport import StampedTransport
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # HTTP/1.1 clients skip it
-CLOSE = (b"connection", b"close")
 ENOUGH = 1 << 16  # bytes of a body that nobody has asked for, beyond which reading is paused
 _UPGRADE = frozenset({b"upgrade", b"http2-settings"})
 _RESET = struct.pack("ii", 1, 0)
@@ -116,10 +114,7 @@ class StampedProtocol(asyncio.Protocol):
         "write_paused",
     )
 
-    def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, app_state: object = None
-    ) -> None:
-        del app_state  # the application has its own
+    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
         self.loop = asyncio.get_running_loop()
         self._config, self._state = config, server_state
         self._app = cast("ASGIApp", config.loaded_app)

@@ -381,6 +381,7 @@ class _Hooks:
 def _run(settings: Settings, hooks: _Hooks) -> int:
     raise_descriptor_limit()
     sock = bind(settings.host, settings.port)
+    port = sock.getsockname()[1]  # that asked for may be 0, any
     warn_of(settings.host, settings.security)
     scheme = "http" if settings.security.tls.certfile is None else "https"
     try:
@@ -392,15 +393,14 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
         "listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)",
         scheme,
         settings.host,
-        sock.getsockname()[1],
+        port,
     )
     try:
         with (
             sock,
-            with_admin_key(settings.security, sock.getsockname()[1]) as security,
+            with_admin_key(settings.security, port) as security,
             asyncio.Runner(loop_factory=_loop_factory()) as runner,
         ):
-            port = sock.getsockname()[1]  # that asked for may be 0, any
             settled = dataclasses.replace(settings, security=security, port=port)
             gateway, failures = runner.run(
                 _serve(lambda: Gateway(settled, engine, law), sock, hooks)

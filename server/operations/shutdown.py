@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kendall.policies.text import counted
 from kendall.server.runtime.logs import end_logs
+from kendall.server.wire.cycle import CLOSE
 
 if TYPE_CHECKING:
     import uvicorn
@@ -36,7 +37,6 @@ LINGER = 1.0
 HANDSHAKE = 0.1  # seconds for handshakes under way
 BACKLOG = 1.0  # seconds that what is in the backlog may take to be accepted
 TICK = 0.05
-CLOSE = (b"connection", b"close")
 _SO_ATTACH_FILTER = 26  # Linux; Python's socket module does not name it
 _TCP_FLAGS, _SYN, _SYN_ACK = 13, 0x02, 0x12
 _LOAD_BYTE, _AND, _JUMP_EQUAL, _RETURN = 0x30, 0x54, 0x15, 0x06  # of classic BPF
@@ -92,8 +92,8 @@ async def wind_down(server: uvicorn.Server, sockets: Sequence[socket.socket]) ->
 
 def break_off(server: uvicorn.Server) -> None:
     """The connections that are left are lost: their calls end as those of clients that have
-    left. Else the event loop cancels them as it closes, and uvicorn answers that with 500 and logs
-    an error.
+    left. Else the event loop cancels them as it closes, and that is answered with 500 and
+    logged as an error.
     """
     for connection in list(server.server_state.connections):
         cast("Any", connection).transport.abort()

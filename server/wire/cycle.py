@@ -15,6 +15,8 @@ log = logging.getLogger("uvicorn.error")
 _BAD_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTHS, _BODILESS = frozenset({b"content-length", b"transfer-encoding"}), frozenset({204, 304})
+CLOSE = (b"connection", b"close")
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # HTTP/1.1 clients skip it
 _FAILED = b"Internal Server Error"
 Headers = list[tuple[bytes, bytes]]
 
@@ -107,7 +109,7 @@ class Cycle:
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
             (b"content-length", b"%d" % len(_FAILED)),
-            (b"connection", b"close"),
+            CLOSE,
         ]
         await self.send({"type": "http.response.start", "status": 500, "headers": headers})
         await self.send({"type": "http.response.body", "body": _FAILED})
@@ -116,7 +118,7 @@ class Cycle:
         """A part of the request, or that nothing more comes."""
         transport = self._connection.transport
         if self.expects_continue and not transport.is_closing():
-            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            transport.write(CONTINUE)
             self.expects_continue = False
         if not (self.disconnected or self.response_complete):
             self._connection.resume_reading()

@@ -85,8 +85,6 @@ class ListeningServer(uvicorn.Server):
                 )
 
     def _protocol(self) -> Any:
-        """As uvicorn makes it."""
+        """Of one connection."""
         make: Any = self.config.http_protocol_class
-        return make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+        return make(self.config, self.server_state)

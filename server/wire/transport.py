@@ -207,14 +207,7 @@ class StampedTransport(asyncio.Transport):
             self._unsent += data
             self._weigh()
             return
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self.abort()
-            return
-        if sent < len(data):
+        if (sent := self._taken(data)) < len(data):
             self._unsent += memoryview(data)[sent:]
             self._loop.add_writer(self._descriptor, self._send)
             self._weigh()
@@ -230,14 +223,7 @@ class StampedTransport(asyncio.Transport):
 
     def _send(self) -> None:
         """The socket takes more."""
-        try:
-            sent = self._socket.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.abort()
-            return
-        del self._unsent[:sent]
+        del self._unsent[: self._taken(self._unsent)]
         if not self._unsent:
             self._loop.remove_writer(self._descriptor)
             if self._closing:
@@ -246,6 +232,16 @@ class StampedTransport(asyncio.Transport):
         if self._full and len(self._unsent) <= _LOW:
             self._full = False
             self._protocol.resume_writing()
+
+    def _taken(self, data: bytes | bytearray) -> int:
+        """Bytes that the socket took; all of them where the connection is broken, and so over."""
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self.abort()
+            return len(data)
 
     def _weigh(self) -> None:
         if not self._full and len(self._unsent) > _HIGH:

@@ -1,4 +1,4 @@
-"""A command that ends as it is told to, in the place of `kendall policies`."""
+"""Replaces `kendall policies` by a command that ends in the way that a test asks for."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import kendall
 
 
 class Status(Enum):
-    """Of vLLM's, those that are told apart."""
+    """The states of vLLM's requests that the scheduler distinguishes."""
 
     WAITING = 0
     WAITING_FOR_REMOTE_KVS = 1

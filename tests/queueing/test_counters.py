@@ -752,8 +752,9 @@ def test_how_far_stretches_move_is_beyond_chance_and_never_nothing() -> None:
 
 
 def test_without_a_wait_for_slots_a_request_waits_for_the_next_step() -> None:
-    """Steps of 0.3 s whoever is there: half of one where the engine is busy, which it is but for
-    e^-lam s of the time. The sojourn is that, the service, and what is spent outside.
+    """Each step takes 0.3 s, however many requests are in it. A request waits half a step where
+    the engine is busy, which is all but a share e^(-lam s) of the time. The sojourn is that wait,
+    the service, and the time outside the engine.
     """
     found = fleet(sojourn_sum=400, sojourn_count=100, queue_time_sum=50, queue_time_count=100)
     told = predicted(found)

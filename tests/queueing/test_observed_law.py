@@ -79,8 +79,8 @@ def test_requests_that_share_every_step_have_the_law_of_the_engine(servers: int)
 
 
 def test_who_enters_holds_up_those_who_are_there() -> None:
-    """Steps of one time whoever is in them: a token of a request costs more only where another
-    enters, by what its prompt takes.
+    """Each step takes the same time, however many requests are in it. A token takes longer only
+    where another request enters, by the time of that request's prompt.
     """
     law = LatencyModel(k1=0.004, k4=0.02, kp=0.0001)
     rows, at = [], 0.0

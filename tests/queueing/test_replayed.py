@@ -43,7 +43,7 @@ def test_a_machine_that_is_slower_for_a_while() -> None:
 
 
 def test_slots_on_a_machine_that_is_slower_for_a_while() -> None:
-    """Steps of a second whoever is in them: the second request enters at the end of a step."""
+    """Each step takes a second, so the second request enters at the end of a step."""
     slots = queue("continuous:max_batch_size=2", "k1=0,k2=0,k3=0,k4=1")
     found = replayed(slots, trace((9.0, 4), (12.5, 2)), machine=SLOW)
     assert found.dispatched[0] == pytest.approx([9.0, 12.5])

@@ -428,7 +428,7 @@ def rejections(
 
 
 def test_those_who_are_rejected_are_sent_to_places_one_behind_the_other() -> None:
-    """As many as are here; whoever is admitted ends the promises."""
+    """There are as many turns as unanswered requests; an admission ends the promises."""
     waits = NotedWaits()
     found, _ = rejections(waits, unanswered=3)
     assert [found.until_gone(count) for count in (1, 1, 0.5, 1, 2)] == [2.5] * 5
