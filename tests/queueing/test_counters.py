@@ -660,17 +660,20 @@ def test_the_speed_of_successive_stretches_is_that_of_their_gaps(ratio: float, k
 # ---- the queue that they describe ----
 
 
+# 100 requests of 10 tokens, 3 s of service each
+USUAL = {
+    "finished": 100,
+    "arrived": 100,
+    "output_tokens_sum": 1000,
+    "output_tokens_count": 100,
+    "service_sum": 300,
+    "service_count": 100,
+}
+
+
 def fleet(*, law: LatencyModel | None = None, slots: int | None = None, **counted: float) -> Any:
-    """100 requests in 100 s of two replicas, of 10 tokens, 3 s of service each."""
-    usual = {
-        "finished": 100,
-        "arrived": 100,
-        "output_tokens_sum": 1000,
-        "output_tokens_count": 100,
-        "service_sum": 300,
-        "service_count": 100,
-    }
-    told = totals(200.0, 100.0, **usual | counted)
+    """USUAL in 100 s of two replicas."""
+    told = totals(200.0, 100.0, **USUAL | counted)
     return observed_fleet(told, law or LatencyModel(k4=0.2), slots)
 
 
@@ -835,14 +838,8 @@ def test_where_the_number_of_slots_is_from(
 
 
 def counted_hour(number: int, delay: float = 0.2, **more: Any) -> Hour:
-    """100 requests as in `fleet`, whose delay and restarts are what a test is about."""
-    increases = {
-        "finished": 100,
-        "arrived": 100,
-        "output_tokens_sum": 1000,
-        "output_tokens_count": 100,
-        "service_sum": 300,
-        "service_count": 100,
+    """USUAL, whose delay and restarts are what a test is about."""
+    increases = USUAL | {
         "queue_time_sum": 100 * delay,
         "queue_time_count": 100,
         "sojourn_sum": 100 * (3.0 + delay),
